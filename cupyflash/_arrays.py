@@ -1,0 +1,179 @@
+"""Taking other people's arrays: NumPy, CuPy, DLPack and `__cuda_array_interface__` objects."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from cupyflash.errors import NoDeviceError
+
+Array = Any
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT_DTYPES: dict[np.dtype[Any], str] = {
+    np.dtype(np.float16): "float16",
+    BFLOAT16: "bfloat16",
+    np.dtype(np.float32): "float32",
+    np.dtype(np.float64): "float64",
+}
+_DLPACK_HOST_KINDS = (1, 3, 11)  # CPU, CUDA pinned host, ROCm pinned host
+_DLPACK_CUDA_KINDS = (2, 13)  # CUDA, CUDA managed
+
+
+class Place(NamedTuple):
+    """Where the arrays of a call live: the host (None) or one CUDA device (its id)."""
+
+    device_id: int | None
+
+    @property
+    def namespace(self) -> ModuleType:
+        return np if self.device_id is None else cupy_module()
+
+    def __str__(self) -> str:
+        return "host (NumPy)" if self.device_id is None else f"CUDA device {self.device_id}"
+
+
+HOST = Place(None)
+
+
+def cupy_module() -> ModuleType:
+    """Import CuPy, or say how to get it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise NoDeviceError(
+            f"device arrays need CuPy, which cannot be imported here ({error}); "
+            "install it with pip install 'cupyflash[cuda13]' or 'cupyflash[cuda12]'"
+        ) from error
+    return cupy  # type: ignore[no-any-return]
+
+
+def is_cupy(x: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, getattr(cupy, "ndarray", ()))
+
+
+def place_of(array: Array) -> Place:
+    return HOST if isinstance(array, np.ndarray) else Place(array.device.id)
+
+
+def as_array(x: Any, name: str) -> Array:
+    """Return `x` as a NumPy or CuPy array over the same memory.
+
+    Raises
+    ------
+    TypeError
+        `x` is no array, or one that cannot be shared.
+    NoDeviceError
+        `x` lives on a GPU and CuPy cannot be imported.
+    """
+    if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} is a numpy.ma.MaskedArray, whose mask would be lost; "
+                "pass its data and give the mask as mask="
+            )
+        return np.asarray(x)
+    if is_cupy(x):
+        return x
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        return _from_dlpack(x, name)
+    if hasattr(x, "__cuda_array_interface__"):
+        return cupy_module().asarray(x)
+    raise TypeError(
+        f"{name} must be an array (NumPy, CuPy, or anything with __dlpack__ or "
+        f"__cuda_array_interface__), got {type(x).__name__}; wrap it in numpy.asarray first"
+    )
+
+
+def _from_dlpack(x: Any, name: str) -> Array:
+    kind = int(x.__dlpack_device__()[0])
+    if kind in _DLPACK_CUDA_KINDS:
+        return _shared(cupy_module().from_dlpack, x, name)
+    if kind in _DLPACK_HOST_KINDS:
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError):
+            # NumPy's DLPack knows no bfloat16, and no read-only producer of protocol 0.
+            return _shared(_host_view, x, name)
+    raise TypeError(
+        f"{name} lives on a device of DLPack kind {kind}; only host memory and CUDA are supported"
+    )
+
+
+def _host_view(x: Any) -> Array:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(BFLOAT16)
+    array = np.asarray(x)
+    if array.dtype == object:
+        raise TypeError("it has no NumPy equivalent")
+    return array
+
+
+def _shared(convert: Any, x: Any, name: str) -> Array:
+    try:
+        return convert(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} ({type(x).__module__}.{type(x).__name__}) does not share its memory: {error}"
+        ) from error
+
+
+def describe(array: Array) -> str:
+    return f"shape {tuple(array.shape)}, dtype {array.dtype}"
+
+
+def contiguous_last_axis(array: Array) -> Array:
+    """Return `array`, copied only if its last axis is strided or its strides are not whole items."""
+    itemsize = array.dtype.itemsize
+    last_is_dense = array.shape[-1] <= 1 or array.strides[-1] == itemsize
+    if last_is_dense and all(stride % itemsize == 0 for stride in array.strides):
+        return array
+    return array.copy(order="C")
+
+
+def memory_overlaps(a: Array, b: Array) -> bool:
+    """Whether two arrays of one place share a byte."""
+    try:
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=10_000)
+    except np.exceptions.TooHardError:
+        return True  # an exotic pattern of strides: better refused than overwritten
+
+
+class _Shadow:
+    """A device array's address and strides, for NumPy's overlap solver; never dereferenced."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (int(array.data.ptr), True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.dtype.itemsize}",
+        }
+
+
+def _shadow(array: Array) -> np.ndarray[Any, Any]:
+    if isinstance(array, np.ndarray):
+        return array
+    return np.empty(0) if array.size == 0 else np.asarray(_Shadow(array))
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements of `array` may share memory, as in a broadcast view."""
+    extent = array.dtype.itemsize
+    axes = sorted(
+        (abs(stride), length)
+        for length, stride in zip(array.shape, array.strides, strict=True)
+        if length > 1
+    )
+    for stride, length in axes:
+        if stride < extent:
+            return True
+        extent += stride * (length - 1)
+    return False

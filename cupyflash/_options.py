@@ -1,0 +1,147 @@
+"""The options of one call as the user gave them, and the checks of each scalar one."""
+
+from __future__ import annotations
+
+import math
+import operator
+import secrets
+from numbers import Real
+from typing import Any, NamedTuple
+
+from cupyflash.tiling import Tiling
+
+LAYOUTS = ("bshd", "bhsd")
+ENGINES = ("numpy", "simt", "mma", "wgmma")
+_SEED_END = 2**64
+
+
+class Options(NamedTuple):
+    """Everything that `flash_attention` takes beyond q, k, v and out."""
+
+    causal: Any = False
+    window: Any = None
+    softmax_scale: Any = None
+    softcap: Any = None
+    mask: Any = None
+    block_mask: Any = None
+    bias: Any = None
+    alibi_slopes: Any = None
+    sinks: Any = None
+    score_mod: Any = None
+    dropout_p: Any = 0.0
+    seed: Any = None
+    layout: Any = "bshd"
+    engine: Any = None
+    tiling: Any = None
+
+
+def finite_number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return number
+
+
+def softmax_scale(value: Any, head_dim: int) -> float:
+    return 1.0 / math.sqrt(head_dim) if value is None else finite_number(value, "softmax_scale")
+
+
+def softcap(value: Any) -> float | None:
+    if value is None:
+        return None
+    cap = finite_number(value, "softcap")
+    if cap < 0:
+        raise ValueError(f"softcap must be > 0 (None or 0 turns it off), got {value!r}")
+    return cap or None
+
+
+def dropout_p(value: Any) -> float:
+    probability = finite_number(value, "dropout_p")
+    if not 0 <= probability < 1:
+        raise ValueError(f"dropout_p must be in [0, 1), got {value!r}")
+    return probability
+
+
+def seed(value: Any, needed: bool) -> int | None:
+    """Return the checked seed; draw one if dropout needs it and none was given."""
+    if value is None:
+        return secrets.randbits(64) if needed else None
+    number = _integer(value, "seed")
+    if not 0 <= number < _SEED_END:
+        raise ValueError(f"seed must be in [0, 2**64), got {value!r}")
+    return number
+
+
+def alignment(causal: Any) -> tuple[bool, bool]:
+    """Return ``(is causal, is top-left)`` for a value of ``causal=``."""
+    if isinstance(causal, str):
+        if causal not in ("bottom-right", "top-left"):
+            raise ValueError(
+                f"causal must be True, False, 'bottom-right' or 'top-left', got {causal!r}"
+            )
+        return True, causal == "top-left"
+    try:
+        is_flag = causal in (True, False)
+    except (TypeError, ValueError):  # an array has no single truth value
+        is_flag = False
+    if not is_flag:
+        raise TypeError(
+            "causal must be True, False, 'bottom-right' or 'top-left', "
+            f"got {type(causal).__name__} {causal!r}"
+        )
+    return bool(causal), False
+
+
+def window(value: Any, reach: int) -> tuple[int | None, int | None]:
+    """Return the checked window; a bound that spans `reach` keys hides nothing and is open."""
+    if value is None:
+        return None, None
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        raise TypeError(f"window must be None or (left, right), got {value!r}")
+    if len(value) != 2:
+        raise ValueError(f"window must have two sides (left, right), got {value!r}")
+    left, right = (_window_side(side, value) for side in value)
+    return left if left is None or left < reach else None, (
+        right if right is None or right < reach else None
+    )
+
+
+def _window_side(side: Any, given: Any) -> int | None:
+    if side is None:
+        return None
+    bound = _integer(side, "window")
+    if bound < 0:
+        raise ValueError(f"window sides must be >= 0 or None (open), got window={given!r}")
+    return bound
+
+
+def layout(value: Any) -> str:
+    if value not in LAYOUTS:
+        raise ValueError(f"layout must be one of {LAYOUTS}, got {value!r}")
+    return str(value)
+
+
+def engine(value: Any) -> str | None:
+    if value is not None and value not in ENGINES:
+        raise ValueError(f"engine must be None or one of {ENGINES}, got {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def tiling(value: Any) -> Tiling | None:
+    if value is None or isinstance(value, Tiling):
+        return value
+    raise TypeError(f"tiling must be a cupyflash.Tiling, got {type(value).__name__}")
+
+
+def _integer(value: Any, name: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must hold integers, got {type(value).__name__} {value!r}")

@@ -1,0 +1,114 @@
+"""What one attention call asks for, as plain values: `Problem` (hashable) and `Operands` (arrays)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cupyflash.block_mask import BlockMask
+    from cupyflash.score_mod import ScoreMod
+
+Array = Any  # numpy.ndarray or cupy.ndarray: the package never mixes them within one call
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Shapes and options of one call, without its arrays.
+
+    Causal attention is the window whose right bound is 0; ``diagonal`` says which key lies under
+    query 0. Every engine derives what it compiles and what it passes at run time from this value.
+    """
+
+    dtype: str
+    batch: int
+    seqlen_q: int  # varlen: total_q, all entries together
+    seqlen_k: int  # varlen: total_k
+    num_heads: int
+    num_heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    softmax_scale: float
+    window_left: int | None = None
+    window_right: int | None = None
+    top_left: bool = False
+    softcap: float | None = None
+    dropout_p: float = 0.0
+    varlen: bool = False
+    # Which optional operands take part: "mask", "bias", "alibi_slopes", "sinks", "score_mod",
+    # "block_mask".
+    extras: frozenset[str] = frozenset()
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.num_heads // self.num_heads_kv
+
+    @property
+    def accumulator_dtype(self) -> str:
+        """The dtype of scores, sums and statistics: float64 for float64, else float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def causal(self) -> bool:
+        return self.window_right == 0
+
+    def diagonal(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Key index that windows and ALiBi place under query 0 of a sequence pair."""
+        return 0 if self.top_left else seqlen_k - seqlen_q
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Names of everything beyond plain attention that an engine must know to serve this."""
+        names = set(self.extras)
+        if self.window_left is not None or self.window_right not in (None, 0):
+            names.add("window")
+        elif self.causal:
+            names.add("causal")
+        if self.softcap is not None:
+            names.add("softcap")
+        if self.dropout_p > 0:
+            names.add("dropout")
+        if self.varlen:
+            names.add("varlen")
+        return frozenset(names)
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """The arrays of one call in canonical order, all on one device, none of them expanded.
+
+    query is ``(b, sq, h, d)``, key ``(b, sk, hk, d)``, value ``(b, sk, hk, dv)``; varlen:
+    ``(total_q, h, d)``, ``(total_k, hk, d)``, ``(total_k, hk, dv)``. They are views of the
+    caller's arrays, whatever the layout. mask and bias are 4-D with size-1 axes where they
+    broadcast over ``(b, h, sq, sk)`` (varlen: ``(b, h, max sq, max sk)``).
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    cu_seqlens_q: Array | None = None  # int32 (b + 1,)
+    cu_seqlens_k: Array | None = None
+    mask: Array | None = None  # bool, True = takes part
+    bias: Array | None = None  # any float dtype
+    alibi_slopes: Array | None = None  # float32 (1 or b, h)
+    sinks: Array | None = None  # float32 (h,)
+    block_mask: BlockMask | None = None
+    score_mod: ScoreMod | None = None
+    seed: Any = 0  # int in [0, 2**64), or a device uint64 array of one element
+
+
+@dataclass(frozen=True, eq=False)
+class GradientBuffers:
+    """Where a backward engine writes; canonical order, uninitialised memory on entry.
+
+    dbias has the 4-D shape of ``Operands.bias``, dsinks is float32 ``(h,)``, dscore_params maps
+    names to arrays of the parameters' shapes in the accumulator dtype.
+    """
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None = None
+    dsinks: Array | None = None
+    dscore_params: dict[str, Array] | None = None

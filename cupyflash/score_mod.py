@@ -1,0 +1,39 @@
+"""`ScoreMod`: a user-written change of the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ScoreMod"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMod:
+    """A change of each score before masking.
+
+    Parameters
+    ----------
+    forward : str
+        CUDA expression for the new score, over ``score, b, h, i, j`` and the names in `params`.
+    backward : str, optional
+        CUDA expression for the factor d new / d score, over the same names.
+    params : mapping of str to array
+        Named arrays that the expressions and callables may read.
+    numpy_forward : callable, optional
+        ``numpy_forward(score, b, h, i, j, **params)`` returns the new scores of one tile, for host
+        arrays. ``score`` is ``(rows, cols)``; ``b`` and ``h`` are ints, ``i`` ``(rows, 1)`` and
+        ``j`` ``(1, cols)`` integer arrays.
+    numpy_backward : callable, optional
+        Same arguments (``score`` is the score *before* the change); returns the factor
+        d new / d score (broadcastable), or ``(factor, {name: (index, dnew_dparam)})`` where
+        ``params[name][index]`` are the elements that each score read (index: a tuple of
+        broadcastable integer arrays) and ``dnew_dparam`` the derivative by them.
+    """
+
+    forward: str
+    backward: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    numpy_forward: Callable[..., Any] | None = field(default=None, kw_only=True)
+    numpy_backward: Callable[..., Any] | None = field(default=None, kw_only=True)
