@@ -1,0 +1,36 @@
+"""cupyflash: exact FlashAttention, forward and backward, for NumPy and CuPy arrays."""
+
+from cupyflash.attention import (
+    choose_tiling,
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_forward,
+    flash_attention_varlen,
+    flash_attention_varlen_forward,
+)
+from cupyflash.block_mask import BlockMask
+from cupyflash.errors import CompileError, NoDeviceError, UnsupportedError
+from cupyflash.merge import merge_states
+from cupyflash.score_mod import ScoreMod
+from cupyflash.state import Gradients, SavedState
+from cupyflash.tiling import Tiling
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlockMask",
+    "CompileError",
+    "Gradients",
+    "NoDeviceError",
+    "SavedState",
+    "ScoreMod",
+    "Tiling",
+    "UnsupportedError",
+    "choose_tiling",
+    "flash_attention",
+    "flash_attention_backward",
+    "flash_attention_forward",
+    "flash_attention_varlen",
+    "flash_attention_varlen_forward",
+    "merge_states",
+]

@@ -128,13 +128,16 @@ def describe(array: Array) -> str:
     return f"shape {tuple(array.shape)}, dtype {array.dtype}"
 
 
-def contiguous_last_axis(array: Array) -> Array:
-    """Return `array`, copied only if its last axis is strided or its strides are not whole items."""
+def has_contiguous_last_axis(array: Array) -> bool:
+    """Whether rows are dense and every stride is a whole number of items."""
     itemsize = array.dtype.itemsize
     last_is_dense = array.shape[-1] <= 1 or array.strides[-1] == itemsize
-    if last_is_dense and all(stride % itemsize == 0 for stride in array.strides):
-        return array
-    return array.copy(order="C")
+    return last_is_dense and all(stride % itemsize == 0 for stride in array.strides)
+
+
+def contiguous_last_axis(array: Array) -> Array:
+    """Return `array`, copied only if it has no contiguous last axis."""
+    return array if has_contiguous_last_axis(array) else array.copy(order="C")
 
 
 def memory_overlaps(a: Array, b: Array) -> bool:

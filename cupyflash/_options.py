@@ -71,7 +71,7 @@ def seed(value: Any, needed: bool) -> int | None:
     """Return the checked seed; draw one if dropout needs it and none was given."""
     if value is None:
         return secrets.randbits(64) if needed else None
-    number = _integer(value, "seed")
+    number = integer(value, "seed")
     if not 0 <= number < _SEED_END:
         raise ValueError(f"seed must be in [0, 2**64), got {value!r}")
     return number
@@ -114,7 +114,7 @@ def window(value: Any, reach: int) -> tuple[int | None, int | None]:
 def _window_side(side: Any, given: Any) -> int | None:
     if side is None:
         return None
-    bound = _integer(side, "window")
+    bound = integer(side, "window")
     if bound < 0:
         raise ValueError(f"window sides must be >= 0 or None (open), got window={given!r}")
     return bound
@@ -133,12 +133,17 @@ def engine(value: Any) -> str | None:
 
 
 def tiling(value: Any) -> Tiling | None:
-    if value is None or isinstance(value, Tiling):
-        return value
-    raise TypeError(f"tiling must be a cupyflash.Tiling, got {type(value).__name__}")
+    if value is None:
+        return None
+    if not isinstance(value, Tiling):
+        raise TypeError(f"tiling must be a cupyflash.Tiling, got {type(value).__name__}")
+    for name, number in vars(value).items():
+        if integer(number, f"tiling.{name}") < 1:
+            raise ValueError(f"tiling.{name} must be >= 1, got {value}")
+    return value
 
 
-def _integer(value: Any, name: str) -> int:
+def integer(value: Any, name: str) -> int:
     if not isinstance(value, bool):
         try:
             return operator.index(value)

@@ -102,8 +102,9 @@ class Operands:
 class GradientBuffers:
     """Where a backward engine writes; canonical order, uninitialised memory on entry.
 
-    dbias has the 4-D shape of ``Operands.bias``, dsinks is float32 ``(h,)``, dscore_params maps
-    names to arrays of the parameters' shapes in the accumulator dtype.
+    dbias has the 4-D shape of ``Operands.bias`` and the accumulator dtype, dsinks is float32
+    ``(h,)``, dscore_params maps the names of floating parameters to arrays of their shapes in the
+    accumulator dtype.
     """
 
     dq: Array

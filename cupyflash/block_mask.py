@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash._arrays import as_array, describe, place_of
+from cupyflash._options import integer
+
 __all__ = ["BlockMask"]
 
 
@@ -14,21 +17,76 @@ class BlockMask:
 
     Parameters
     ----------
-    blocks : bool array ``(b or 1, h or 1, ceil(sq / bq), ceil(sk / bk))``
+    blocks : bool array, shape ``(b or 1, h or 1, ceil(sq / bq), ceil(sk / bk))``
         True = the block takes part.
     block_size : (int, int)
-        ``(bq, bk)``: queries and keys of a block.
+        ``(bq, bk)``: queries and keys of one block.
     mask : bool array broadcastable to ``(b, h, sq, sk)``, optional
-        Element mask inside visible blocks, ANDed with the blocks (and with the call's ``mask``).
+        Element mask inside visible blocks, ANDed with the blocks (and with the call's ``mask=``).
+
+    Raises
+    ------
+    TypeError
+        `blocks` or `mask` is no bool array, or a block size no integer.
+    ValueError
+        `blocks` has not 4 axes, or a block size is below 1.
     """
 
     __slots__ = ("block_size", "blocks", "mask")
 
     def __init__(self, blocks: Any, block_size: tuple[int, int], mask: Any = None) -> None:
-        self.blocks = blocks
-        self.block_size = block_size
-        self.mask = mask
+        self.blocks = _boolean(blocks, "blocks")
+        if self.blocks.ndim != 4:
+            raise ValueError(
+                "blocks must have 4 axes (b or 1, h or 1, ceil(sq/bq), ceil(sk/bk)), "
+                f"got {describe(self.blocks)}"
+            )
+        self.block_size = _block_size(block_size)
+        self.mask = None if mask is None else _boolean(mask, "mask")
 
     @classmethod
     def from_mask(cls, mask: Any, block_size: tuple[int, int]) -> BlockMask:
-        raise NotImplementedError
+        """Make the block mask of an element mask: a block is visible if any of its elements is.
+
+        Parameters
+        ----------
+        mask : bool array, shape ``(..., sq, sk)`` with at most 4 axes
+            True = takes part; the last two axes at full length.
+        block_size : (int, int)
+            ``(bq, bk)``.
+        """
+        mask = _boolean(mask, "mask")
+        if not 2 <= mask.ndim <= 4:
+            raise ValueError(f"mask must have 2 to 4 axes (b, h, sq, sk), got {describe(mask)}")
+        block_m, block_n = _block_size(block_size)
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        batch, heads, seqlen_q, seqlen_k = mask.shape
+        rows, cols = -(-seqlen_q // block_m), -(-seqlen_k // block_n)
+        padded = place_of(mask).namespace.zeros(
+            (batch, heads, rows * block_m, cols * block_n), dtype=bool
+        )
+        padded[:, :, :seqlen_q, :seqlen_k] = mask
+        blocks = padded.reshape(batch, heads, rows, block_m, cols, block_n).any(axis=(3, 5))
+        return cls(blocks, (block_m, block_n), mask)
+
+    def __repr__(self) -> str:
+        element = "" if self.mask is None else ", with an element mask"
+        return f"BlockMask({tuple(self.blocks.shape)} blocks of {self.block_size}{element})"
+
+
+def _boolean(x: Any, name: str) -> Any:
+    array = as_array(x, name)
+    if array.dtype != np.bool_:
+        raise TypeError(f"{name} must have dtype bool (True = takes part), got {describe(array)}")
+    return array
+
+
+def _block_size(value: Any) -> tuple[int, int]:
+    try:
+        block_m, block_n = value
+    except (TypeError, ValueError):
+        raise ValueError(f"block_size must be (bq, bk), got {value!r}") from None
+    sizes = integer(block_m, "block_size"), integer(block_n, "block_size")
+    if min(sizes) < 1:
+        raise ValueError(f"block_size must be >= 1 on both sides, got {value!r}")
+    return sizes

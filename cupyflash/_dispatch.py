@@ -1,0 +1,123 @@
+"""From a checked `Call` to results: allocate, run the engine, present in the caller's axes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from cupyflash import _engines
+from cupyflash._arrays import HOST, Place, as_array, contiguous_last_axis, has_contiguous_last_axis
+from cupyflash._problem import GradientBuffers
+from cupyflash._validate import Call
+from cupyflash.state import Gradients, SavedState
+
+Array = Any
+
+
+def forward(call: Call) -> tuple[Array, Array, Array]:
+    """Return ``(out, row_max, row_sum)`` in the caller's axes."""
+    problem, operands, layout = call.problem, call.operands, call.layout
+    engine = _engines.select(problem, call.place, call.options.engine)
+    xp = call.place.namespace
+    *lead, _ = operands.query.shape
+    statistics_shape = _statistics_shape(call)
+    with _on(call.place):
+        out = call.out
+        if out is None:
+            out = xp.empty(
+                layout.users_shape((*lead, problem.head_dim_v)), dtype=operands.query.dtype
+            )
+        target = layout.canonical(as_array(out, "out"))
+        written = target if _engine_writes(target, call.place) else xp.empty_like(target, order="C")
+        row_max, row_sum = (xp.empty(statistics_shape, problem.accumulator_dtype) for _ in "ml")
+        _engines.implementation(engine, "forward").forward(
+            problem, operands, call.options.tiling, written, row_max, row_sum
+        )
+        if written is not target:
+            target[...] = written
+    return out, layout.users_statistics(row_max), layout.users_statistics(row_sum)
+
+
+def backward(
+    saved: SavedState, grad_out: Array, grad_lse: Array | None, deterministic: bool
+) -> Gradients:
+    """Return the gradients of a saved call in the caller's axes."""
+    call = saved._call
+    problem, operands, layout = call.problem, call.operands, call.layout
+    engine = _engines.select(problem, call.place, call.options.engine)
+    with _on(call.place):
+        buffers = _gradient_buffers(call)
+        _engines.implementation(engine, "backward").backward(
+            problem,
+            operands,
+            call.options.tiling,
+            contiguous_last_axis(layout.canonical(as_array(saved.out, "out"))),
+            layout.canonical_statistics(saved.row_max),
+            layout.canonical_statistics(saved.row_sum),
+            contiguous_last_axis(layout.canonical(grad_out)),
+            None if grad_lse is None else layout.canonical_statistics(grad_lse),
+            buffers,
+            deterministic,
+        )
+    return _presented(call, buffers)
+
+
+def _statistics_shape(call: Call) -> tuple[int, ...]:
+    problem = call.problem
+    if problem.varlen:
+        return problem.num_heads, problem.seqlen_q
+    return problem.batch, problem.num_heads, problem.seqlen_q
+
+
+def _gradient_buffers(call: Call) -> GradientBuffers:
+    """Uninitialised gradients: dense in the caller's axes, viewed in canonical ones."""
+    problem, operands, layout = call.problem, call.operands, call.layout
+    xp = call.place.namespace
+
+    def like(operand: Array) -> Array:
+        return layout.canonical(xp.empty(layout.users_shape(operand.shape), operand.dtype))
+
+    accumulator = problem.accumulator_dtype
+    bias, sinks, score_mod = operands.bias, operands.sinks, operands.score_mod
+    return GradientBuffers(
+        *(like(operand) for operand in (operands.query, operands.key, operands.value)),
+        dbias=None if bias is None else xp.empty(bias.shape, accumulator),
+        dsinks=None if sinks is None else xp.empty(sinks.shape, "float32"),
+        dscore_params=score_mod
+        and {
+            name: xp.empty(param.shape, accumulator)
+            for name, param in score_mod.params.items()
+            if param.dtype.kind not in "iub"
+        },
+    )
+
+
+def _presented(call: Call, buffers: GradientBuffers) -> Gradients:
+    users = call.layout.users
+    dbias = buffers.dbias
+    if dbias is not None:
+        bias = as_array(call.options.bias, "bias")
+        dbias = dbias.reshape(bias.shape).astype(bias.dtype, copy=False)
+    return Gradients(
+        users(buffers.dq),
+        users(buffers.dk),
+        users(buffers.dv),
+        dbias,
+        buffers.dsinks,
+        buffers.dscore_params,
+    )
+
+
+def _engine_writes(array: Array, place: Place) -> bool:
+    """Whether an engine can write `array` in place: GPU engines want a dense last axis."""
+    return place == HOST or has_contiguous_last_axis(array)
+
+
+def _on(place: Place) -> AbstractContextManager[Any]:
+    """Make the arrays' device current, as allocations and launches go there."""
+    if place == HOST:
+        return nullcontext()
+    cuda = place.namespace.cuda
+    if cuda.runtime.getDevice() == place.device_id:
+        return nullcontext()
+    return cuda.Device(place.device_id)  # type: ignore[no-any-return]

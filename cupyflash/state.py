@@ -1,0 +1,73 @@
+"""What a forward call keeps for the backward, and what the backward returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupyflash._options import Options
+
+if TYPE_CHECKING:
+    from cupyflash._validate import Call
+
+__all__ = ["Gradients", "SavedState"]
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class SavedState:
+    """Inputs, output and softmax statistics of one forward call.
+
+    Attributes
+    ----------
+    q, k, v, out : array
+        As the caller gave them and got it.
+    row_max : array, shape ``(b, h, sq)`` (varlen: ``(h, total_q)``)
+        m: the largest score that each query sees, natural units; -inf where it sees no key.
+        float32 (float64 for float64 input).
+    row_sum : array of the same shape
+        l: the sum over visible keys of ``exp(score - m)``.
+    options : Options
+        Everything the call was given by keyword.
+
+    Notes
+    -----
+    These are the statistics of FlashAttention (Dao et al. 2022, arXiv 2205.14135, Algorithm 1).
+    Nothing of size ``sq * sk`` is kept.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+    row_max: Array
+    row_sum: Array
+    options: Options
+    _call: Call = field(repr=False)
+
+    @property
+    def seed(self) -> Any:
+        """The dropout seed that was used: the one given, or the one drawn."""
+        return self.options.seed
+
+    @cached_property
+    def lse(self) -> Array:
+        """``log(sum(exp(score)))`` = ``m + log(l)``, natural log; -inf where no key is seen."""
+        xp = self._call.place.namespace
+        with np.errstate(divide="ignore"):
+            return self.row_max + xp.log(self.row_sum)
+
+
+class Gradients(NamedTuple):
+    """Gradients of one call; None where a part does not apply."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None = None
+    dsinks: Array | None = None
+    dscore_params: dict[str, Array] | None = None
