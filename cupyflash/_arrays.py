@@ -20,6 +20,7 @@ FLOAT_DTYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.float32): "float32",
     np.dtype(np.float64): "float64",
 }
+_MAX_OVERLAP_WORK: Any = 10_000  # candidate solutions; NumPy's stubs know only -1 and 0
 _DLPACK_HOST_KINDS = (1, 3, 11)  # CPU, CUDA pinned host, ROCm pinned host
 _DLPACK_CUDA_KINDS = (2, 13)  # CUDA, CUDA managed
 
@@ -143,7 +144,7 @@ def contiguous_last_axis(array: Array) -> Array:
 def memory_overlaps(a: Array, b: Array) -> bool:
     """Whether two arrays of one place share a byte."""
     try:
-        return np.shares_memory(_shadow(a), _shadow(b), max_work=10_000)
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=_MAX_OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True  # an exotic pattern of strides: better refused than overwritten
 

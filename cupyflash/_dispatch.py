@@ -79,14 +79,18 @@ def _gradient_buffers(call: Call) -> GradientBuffers:
 
     accumulator = problem.accumulator_dtype
     bias, sinks, score_mod = operands.bias, operands.sinks, operands.score_mod
+    params = {} if score_mod is None else score_mod.params
     return GradientBuffers(
-        *(like(operand) for operand in (operands.query, operands.key, operands.value)),
+        dq=like(operands.query),
+        dk=like(operands.key),
+        dv=like(operands.value),
         dbias=None if bias is None else xp.empty(bias.shape, accumulator),
         dsinks=None if sinks is None else xp.empty(sinks.shape, "float32"),
-        dscore_params=score_mod
-        and {
+        dscore_params=None
+        if score_mod is None
+        else {
             name: xp.empty(param.shape, accumulator)
-            for name, param in score_mod.params.items()
+            for name, param in params.items()
             if param.dtype.kind not in "iub"
         },
     )

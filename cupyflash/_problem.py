@@ -1,4 +1,4 @@
-"""What one attention call asks for, as plain values: `Problem` (hashable) and `Operands` (arrays)."""
+"""What one attention call asks for: `Problem` (plain values) and `Operands` (arrays)."""
 
 from __future__ import annotations
 

@@ -104,11 +104,13 @@ def bind(
         varlen=cu_seqlens is not None,
         extras=frozenset(extras),
     )
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
     operands = Operands(
-        query,
-        key,
-        value,
-        *(cu_seqlens or (None, None)),
+        query=query,
+        key=key,
+        value=value,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
         seed=0 if seed is None else seed,
         **extras,
     )
