@@ -53,12 +53,12 @@ def forward(
                         accumulator, softmax = _attend(
                             head, span, query_tile, key, value, scratch, problem.head_dim_v
                         )
-                        accumulator *= softmax.normaliser() * head.dropout_scale
+                        accumulator *= softmax.normaliser() * head.keep_factor
                         head_out[rows] = accumulator
                         head_max[rows] = softmax.row_max[:, 0]
                         head_sum[rows] = softmax.row_sum[:, 0]
         if problem.varlen:
-            tail = tail_start(problem, operands.cu_seqlens_q, problem.seqlen_q)
+            tail = tail_start(operands.cu_seqlens_q)
             out[tail:] = 0
             row_max[:, tail:] = -np.inf
             row_sum[:, tail:] = 0
@@ -84,7 +84,7 @@ def _attend(
         accumulator *= softmax.update(scores)
         kept = head.kept(tile)
         if kept is not None:
-            scores *= kept
+            scores *= kept  # the factor 1 / (1 - dropout_p) follows with the normaliser
         np.matmul(scores, without_unseen(value[tile.keys], hidden, axis=1), out=product)
         accumulator += product
     return accumulator, softmax

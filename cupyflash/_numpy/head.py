@@ -30,8 +30,8 @@ class Head:
         self.sequence = sequence
         self.score = Score(problem, operands, sequence, head)
         self.sink = None if operands.sinks is None else float(operands.sinks[head])
-        # Kept probabilities grow by this factor.
-        self.dropout_scale = 1 / (1 - problem.dropout_p)
+        # Dropout multiplies what it keeps by this factor.
+        self.keep_factor = 1 / (1 - problem.dropout_p)
         self._dropout_p = problem.dropout_p
         self._seed = operands.seed
         self._key_range = KeyRange(problem, operands, tiling, sequence, head)

@@ -119,7 +119,9 @@ class Score:
         factor, by_params = factor if isinstance(factor, tuple) else (factor, {})
         if gradients.dscore_params is not None:
             for name, (index, derivative) in by_params.items():
-                grad_param = gradients.dscore_params[name]
+                grad_param = gradients.dscore_params.get(name)
+                if grad_param is None:  # integers have no gradient
+                    continue
                 index = index if isinstance(index, tuple) else (index,)
                 contribution = np.multiply(grad_scores, derivative, dtype=grad_param.dtype)
                 _clear(contribution, trace.hidden)

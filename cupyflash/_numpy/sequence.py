@@ -52,9 +52,9 @@ def sequences(problem: Problem, operands: Operands) -> Iterator[Sequence]:
         yield Sequence(entry, True, query_start, seqlen_q, key_start, seqlen_k, diagonal)
 
 
-def tail_start(problem: Problem, cu_seqlens: Array | None, length: int) -> int:
-    """First row that belongs to no entry; `length` when every row belongs to one."""
-    return _offsets(cu_seqlens)[problem.batch] if problem.varlen else length
+def tail_start(cu_seqlens: Array | None) -> int:
+    """The first row of a varlen array that belongs to no entry."""
+    return _offsets(cu_seqlens)[-1]
 
 
 def _offsets(cu_seqlens: Array | None) -> list[int]:
