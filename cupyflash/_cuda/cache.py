@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sys
 import tempfile
 import threading
@@ -155,13 +156,12 @@ def _store(file: Path, stub: str, data: bytes) -> bool:
 
 def _replace(file: Path, data: bytes) -> None:
     """Put a whole file in place at once, so that no reader ever sees a part of it."""
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".partial")
+    temporary = file.with_name(f"{secrets.token_hex(16)}.partial")
     try:
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
+        temporary.write_bytes(data)  # with the user's umask, as a cache may be shared
         os.replace(temporary, file)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

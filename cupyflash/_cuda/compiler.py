@@ -138,8 +138,9 @@ def _nvrtc() -> ctypes.CDLL:
         path = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
     except (ImportError, RuntimeError, OSError) as error:
         raise CompileError(
-            "no kernel can be compiled, as NVRTC was not found. Install CuPy with its CUDA"
-            " libraries, e.g. pip install 'cupy-cuda13x[ctk]', or set CUDA_PATH to a CUDA toolkit."
+            f"no kernel can be compiled, as NVRTC was not found ({error}). Install it:"
+            " pip install 'cupyflash[cuda13]' (cuda12 for a driver older than 580);"
+            " or set CUDA_PATH to a CUDA toolkit."
         ) from error
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p

@@ -1,0 +1,154 @@
+"""`Launcher`: one kernel with its parameters laid out in advance, launched in few microseconds."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cupyflash._cuda.device import require_cupy
+
+__all__ = ["Launcher", "seconds_per_launch"]
+
+_FORMATS = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f", "f8": "d"}
+
+
+class Launcher:
+    """Launch one function whose only parameter is a struct passed by value.
+
+    Constants are written into the struct once, here; a launch packs the varying fields, in one
+    step, and hands the struct to the driver, which copies it before the launch returns. Threads
+    may share a launcher. Nothing is synchronised, and nothing is allocated on the device.
+
+    Parameters
+    ----------
+    function : cupy.cuda.Function
+        From `LoadedModule.get_function`, with its shared memory already allowed.
+    device_id : int
+        Device that the function was loaded on; launches go to CuPy's current stream there.
+    parameters : numpy.ndarray
+        The struct with its constants filled in: one element of a structured dtype. It is copied.
+    varying : sequence of str
+        Fields that every launch sets, in the order of the struct and next to each other (pointers
+        first, say): 4 or 8-byte scalars.
+    threads : int
+        Threads of one block, all along x.
+    shared_memory : int, default 0
+        Dynamic shared memory of one block, in bytes.
+
+    Raises
+    ------
+    ValueError
+        The varying fields are out of order or have a constant between them.
+    """
+
+    __slots__ = (
+        "_address",
+        "_buffer",
+        "_device_id",
+        "_driver",
+        "_function",
+        "_get_stream",
+        "_lock",
+        "_offset",
+        "_pack_into",
+        "_pointers",
+        "_pointers_address",
+        "_runtime",
+        "_shared_memory",
+        "_threads",
+    )
+
+    def __init__(
+        self,
+        function: Any,
+        device_id: int,
+        parameters: npt.NDArray[np.void],
+        varying: Sequence[str],
+        *,
+        threads: int,
+        shared_memory: int = 0,
+    ) -> None:
+        cuda = require_cupy().cuda
+        self._driver, self._runtime = cuda.driver, cuda.runtime
+        self._get_stream = cuda.get_current_stream
+        self._function = function  # holds the module; its address alone would not
+        self._address = function.ptr
+        self._device_id = device_id
+        self._threads = threads
+        self._shared_memory = shared_memory
+        struct_ = parameters.reshape(1).copy()
+        self._buffer = struct_.view(np.uint8).data
+        self._pointers = np.array([struct_.ctypes.data], dtype=np.uintp)
+        self._pointers_address = self._pointers.ctypes.data
+        self._offset, format_ = _varying_format(struct_.dtype, varying)
+        self._pack_into = struct.Struct(format_).pack_into
+        self._lock = threading.Lock()
+
+    def __call__(self, blocks: int, *values: float) -> None:
+        """Launch `blocks` thread blocks along x (none for 0) with these varying fields."""
+        if blocks == 0:
+            return
+        device_id = self._device_id
+        previous = self._runtime.getDevice()
+        if previous == device_id:
+            self._launch(blocks, values)
+            return
+        self._runtime.setDevice(device_id)
+        try:
+            self._launch(blocks, values)
+        finally:
+            self._runtime.setDevice(previous)
+
+    def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
+        driver = self._driver
+        if not driver.ctxGetCurrent():  # the driver knows no context yet in a new thread
+            self._runtime.memGetInfo()
+        stream = self._get_stream(self._device_id).ptr
+        with self._lock:
+            self._pack_into(self._buffer, self._offset, *values)
+            driver.launchKernel(
+                self._address,
+                blocks,
+                1,
+                1,
+                self._threads,
+                1,
+                1,
+                self._shared_memory,
+                stream,
+                self._pointers_address,
+                0,
+            )
+
+
+def _varying_format(dtype: np.dtype[np.void], varying: Sequence[str]) -> tuple[int, str]:
+    """Return the offset and the `struct` format that cover adjacent fields with one packing."""
+    fields: Mapping[str, Any] = dtype.fields or {}
+    names = sorted(fields, key=lambda name: fields[name][1])
+    first = names.index(varying[0]) if varying else 0
+    if tuple(varying) != tuple(names[first : first + len(varying)]):
+        raise ValueError(f"varying fields {list(varying)} are not neighbours, in order, in {names}")
+    start = end = fields[varying[0]][1] if varying else 0
+    format_ = "="
+    for name in varying:
+        scalar, offset = fields[name][:2]
+        format_ += "x" * (offset - end) + _FORMATS[scalar.str[1:]]
+        end = offset + scalar.itemsize
+    return start, format_
+
+
+def seconds_per_launch(launcher: Launcher, *values: float, repeat: int = 1000) -> float:
+    """Return the host's time for one launch of one block: the fastest of several runs.
+
+    Each run ends with a synchronisation outside the timed part, so that the queue never fills.
+    """
+    from timeit import Timer
+
+    synchronize = require_cupy().cuda.runtime.deviceSynchronize
+    timer = Timer(lambda: launcher(1, *values), setup=synchronize)
+    return min(timer.repeat(5, repeat)) / repeat
