@@ -22,10 +22,10 @@ def test_import_pulls_in_nothing_heavy() -> None:
 
 
 def test_import_is_fast() -> None:
-    """A busy machine only ever slows an import down: the fastest of several tries counts."""
+    """Processor time beyond NumPy's own; the best of several tries, as other work only adds."""
     code = (
-        "import numpy, time; start = time.perf_counter(); import cupyflash; "
-        "print(time.perf_counter() - start)"
+        "import numpy, time; start = time.process_time(); import cupyflash; "
+        "print(time.process_time() - start)"
     )
     seconds = min(float(run(code)) for _ in range(TRIES))
     assert seconds < ALLOWED_SECONDS
