@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -23,7 +24,8 @@ __all__ = ["Cubin", "clear", "entries", "fetch", "key_of", "path", "save_failed"
 
 FORMAT = "cupyflash kernel 1"  # a new number here makes every stored kernel unknown
 _DIGEST_LINE = f"// {FORMAT}, sha256 of the cubin: "
-_OURS = ("*.cubin", "*.cu", "*.partial")
+# Only such names are counted or deleted: the folder may hold the user's own files too.
+_OURS = re.compile(r"(\w+-[0-9a-f]{40}\.(cubin|cu)|[0-9a-f]{32}\.partial)")
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,15 @@ def path() -> Path:
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "cupyflash"
+    try:
+        return Path(base).expanduser() / "cupyflash"
+    except RuntimeError:  # a user without a home: nothing can be stored, which warns
+        return Path(os.devnull, "cupyflash")
 
 
 def entries() -> list[Path]:
     """Return the stored cubins, sorted by name."""
-    return sorted(path().glob("*.cubin"))
+    return sorted(file for file in _files() if file.suffix == ".cubin")
 
 
 def size() -> int:
@@ -74,7 +79,7 @@ def clear() -> int:
 
 
 def _files() -> list[Path]:
-    return [file for pattern in _OURS for file in path().glob(pattern)]
+    return [file for file in path().glob("*") if _OURS.fullmatch(file.name)]
 
 
 def key_of(parts: Iterable[str]) -> str:

@@ -45,10 +45,10 @@ def test_the_second_fetch_reads_what_the_first_one_stored(folder: Path) -> None:
 def test_size_and_clear_count_only_what_the_cache_wrote(folder: Path) -> None:
     assert (cache.size(), cache.clear()) == (0, 0)
     fetch()
-    (folder / "notes.txt").write_text("the user's own")
+    (folder / "own.cu").write_text("the user's")
     assert cache.size() > len(DATA)
     assert cache.clear() == 1
-    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
+    assert [file.name for file in folder.iterdir()] == ["own.cu"]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,17 @@ def test_the_folder_is_the_users_cache(platform, variables, expected, monkeypatc
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.platform", platform)
     assert cache.path() == expected
+
+
+def test_a_user_without_a_home_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CUPYFLASH_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert fetch() == cache.Cubin(DATA, None)
 
 
 def test_a_failed_source_is_kept_somewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
