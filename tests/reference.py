@@ -7,6 +7,7 @@ formula as a user without a flash kernel would run it in that type, every result
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -16,7 +17,11 @@ Array = Any
 
 
 class Dense(NamedTuple):
-    """Everything that one call defines; ``dscores`` is the gradient of the final scores."""
+    """Everything that one call defines.
+
+    ``dscores`` is the gradient of the final scores, ``terms`` the largest P * dP, from which the
+    backward subtracts P * D.
+    """
 
     out: Array
     row_max: Array
@@ -28,6 +33,7 @@ class Dense(NamedTuple):
     dbias: Array = None
     dsinks: Array = None
     dscores: Array = None
+    terms: float = 0.0
 
 
 class Arithmetic:
@@ -157,6 +163,7 @@ def attention(
     dscores = rounded(prob * rounded(dprob - delta[..., None]))
     dadded = rounded(dscores * factor)
     dproduct = rounded(dadded * slope)
+    terms = float(abs(prob * dprob).max()) if prob.size else 0.0
     dv = rounded(rounded(prob * kept).swapaxes(2, 3) @ dout)
     dq = rounded(scale * (dproduct @ key))
     dk = rounded(scale * (dproduct.swapaxes(2, 3) @ query))
@@ -173,7 +180,7 @@ def attention(
     if sinks is not None:
         dsinks = rounded((-prob_sink * delta).sum(axis=(0, 2)))
     return Dense(out, row_max, row_sum, lse, heads_last(dq, 1), heads_last(dk, group),
-                 heads_last(dv, group), dbias, dsinks, dscores)  # fmt: skip
+                 heads_last(dv, group), dbias, dsinks, dscores, terms)  # fmt: skip
 
 
 def attention_varlen(
@@ -197,7 +204,8 @@ def attention_varlen(
     work = Arithmetic(np, dtype).work
     row_max, row_sum = np.full((heads, total_q), -np.inf, work), np.zeros((heads, total_q), work)
     out, dq = np.zeros((total_q, heads, v.shape[2]), work), np.zeros(q.shape, work)
-    dk, dv, dscores = np.zeros(k.shape, work), np.zeros(v.shape, work), []
+    dk, dv = np.zeros(k.shape, work), np.zeros(v.shape, work)
+    dscores, terms = [], 0.0
     dbias = None if bias is None else np.zeros(bias.shape, work)
     dsinks = None if options.get("sinks") is None else np.zeros(heads, work)
     for entry in range(len(cu_seqlens_q) - 1):
@@ -217,13 +225,14 @@ def attention_varlen(
             continue
         dq[rows], dk[keys], dv[keys] = part.dq[0], part.dk[0], part.dv[0]
         dscores.append(part.dscores)
+        terms = max(terms, part.terms)
         if dbias is not None:
             _entry(dbias, entry, lengths)[...] += part.dbias
         if dsinks is not None:
             dsinks += part.dsinks
     with np.errstate(divide="ignore"):
         lse = row_max + np.log(row_sum)
-    return Dense(out, row_max, row_sum, lse, dq, dk, dv, dbias, dsinks, dscores)
+    return Dense(out, row_max, row_sum, lse, dq, dk, dv, dbias, dsinks, dscores, terms)
 
 
 def _entry(array: Array, entry: int, lengths: tuple[int, int]) -> Array:
@@ -232,7 +241,8 @@ def _entry(array: Array, entry: int, lengths: tuple[int, int]) -> Array:
         return None
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     rows, cols = (n if size > 1 else 1 for n, size in zip(lengths, array.shape[2:], strict=True))
-    return array[entry : entry + 1 if array.shape[0] > 1 else None][:1, :, :rows, :cols]
+    first = entry if array.shape[0] > 1 else 0
+    return array[first : first + 1, :, :rows, :cols]
 
 
 def _with_batch(function: Any, entry: int) -> Any:
@@ -251,6 +261,7 @@ def philox(counter: tuple[int, ...], key: tuple[int, int]) -> list[int]:
     return [c0, c1, c2, c3]
 
 
+@functools.lru_cache(maxsize=16)
 def dropout_keep(
     seed: int, dropout_p: float, shape: tuple[int, int, int, int], first_batch: int = 0
 ) -> Array:

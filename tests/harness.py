@@ -1,0 +1,388 @@
+"""Running one call on one engine under hostile conditions, and judging what comes back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cupyflash
+from tests import cases, reference
+from tests.tolerance import assert_close, tiny
+
+Array = Any
+
+
+# --- host and device ----------------------------------------------------------------------------
+
+
+def to_engine(engine: str, x: Any) -> Any:
+    """`x` where the engine runs; a device copy has the same strides and the same gaps."""
+    if engine == "numpy" or x is None:
+        return x
+    if isinstance(x, cupyflash.BlockMask):
+        blocks, mask = (to_engine(engine, y) for y in (x.blocks, x.mask))
+        return cupyflash.BlockMask(blocks, block_size=x.block_size, mask=mask)
+    if isinstance(x, cupyflash.ScoreMod):
+        params = {name: to_engine(engine, value) for name, value in x.params.items()}
+        return cupyflash.ScoreMod(x.forward, x.backward, params)
+    if not isinstance(x, np.ndarray):
+        return x
+    import cupy
+
+    if x.size == 0:
+        return cupy.empty(x.shape, x.dtype)
+    first, end = np.lib.array_utils.byte_bounds(x)
+    memory = np.frombuffer((np.ctypeslib.ctypes.c_char * (end - first)).from_address(first), "u1")
+    pointer = cupy.asarray(memory).data + (x.__array_interface__["data"][0] - first)
+    return cupy.ndarray(x.shape, x.dtype, memptr=pointer, strides=x.strides)
+
+
+def to_host(x: Any) -> Any:
+    """`x` as a NumPy array (dicts: of them)."""
+    if isinstance(x, dict):
+        return {name: to_host(value) for name, value in x.items()}
+    return x.get() if hasattr(x, "get") else x
+
+
+# --- hostile memory -----------------------------------------------------------------------------
+
+
+def fill_nan(x: Array) -> Array:
+    """`x`, every float of it NaN."""
+    if x.dtype.kind != "b" and x.dtype.kind not in "iu":
+        x.fill(np.nan)
+    return x
+
+
+@contextmanager
+def poisoned(engine: str) -> Iterator[None]:
+    """Uninitialised memory that the package gets in this context is full of NaN."""
+    if engine == "numpy":
+        empty, empty_like = np.empty, np.empty_like
+        with (
+            mock.patch.object(np, "empty", lambda *a, **k: fill_nan(empty(*a, **k))),
+            mock.patch.object(np, "empty_like", lambda *a, **k: fill_nan(empty_like(*a, **k))),
+        ):
+            yield
+        return
+    import cupy
+
+    def allocate(size: int) -> Any:
+        memory = cupy.get_default_memory_pool().malloc(size)
+        if size:
+            memory.memset_async(0xFF, size)  # NaN in every float dtype
+        return memory
+
+    with cupy.cuda.using_allocator(allocate):
+        yield
+
+
+class Guarded:
+    """An ``out=`` view inside a larger buffer of random bytes, which must keep all others.
+
+    `strides` is "dense", "gaps" (between rows and between elements), "reversed" or "transposed".
+    """
+
+    KINDS = ("dense", "gaps", "reversed", "transposed")
+
+    def __init__(self, engine: str, shape: tuple[int, ...], dtype: Any, kind: str, rng: Any):
+        margin, step = 3, 2 if kind == "gaps" else 1
+        order = tuple(range(len(shape)))[:: -1 if kind == "transposed" else 1]
+        cuts = tuple(slice(margin, margin + step * shape[axis], step) for axis in order)
+        if kind == "reversed":
+            cuts = (slice(-1 - margin, margin - 1, -1),) * len(shape)
+
+        def view(buffer: Array) -> Array:
+            return buffer[cuts].transpose(order)
+
+        buffer = np.zeros([step * shape[axis] + 2 * margin for axis in order], dtype)
+        as_bytes = buffer.view(np.uint8)
+        as_bytes[...] = rng.integers(1, 120, as_bytes.shape)
+        self._before, self._outside = buffer.copy(), np.ones(buffer.shape, bool)
+        view(self._outside)[...] = False
+        self._buffer = to_engine(engine, buffer)
+        self.view = view(self._buffer)
+        assert self.view.shape == shape
+
+    def assert_rest_unchanged(self) -> None:
+        self._assert_equal(self._outside, "bytes around out= changed")
+
+    def assert_unchanged(self) -> None:
+        self._assert_equal(np.ones_like(self._outside), "bytes of a rejected call changed")
+
+    def _assert_equal(self, where: Array, message: str) -> None:
+        after = np.ascontiguousarray(to_host(self._buffer))
+        same = (after.view(np.uint8) == self._before.view(np.uint8)).reshape(
+            *after.shape, after.itemsize
+        )
+        assert same.all(axis=-1)[where].all(), message
+
+
+# --- one call -----------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """Everything that came back, on the host."""
+
+    out: Array
+    row_max: Array
+    row_sum: Array
+    lse: Array
+    dq: Array = None
+    dk: Array = None
+    dv: Array = None
+    dbias: Array = None
+    dsinks: Array = None
+    dscore_params: Any = None
+
+
+def features_of(q: Array, k: Array, layout: str, dlse: Any, cu_seqlens: Any, options: Any) -> set:
+    """The names in cases.FEATURES that a call needs."""
+    axis = -2 if layout == "bshd" else -3
+    needs = {
+        "gqa": q.shape[axis] != k.shape[axis],
+        "dlse": dlse is not None,
+        "varlen": cu_seqlens is not None,
+        "top_left": options.get("causal") == "top-left",
+        "causal": options.get("causal") in (True, "bottom-right"),
+        "alibi": options.get("alibi_slopes") is not None,
+        "dropout": options.get("dropout_p", 0) > 0,
+        "softcap": bool(options.get("softcap")),
+    }
+    for name in ("window", "mask", "block_mask", "bias", "sinks", "score_mod"):
+        needs[name] = options.get(name) is not None
+    return {name for name, needed in needs.items() if needed}
+
+
+def require(engine: str, *features: str) -> None:
+    """Skip the test if the table says that the engine does not serve one of the features."""
+    missing = set(features) - cases.SUPPORTED[engine]
+    if missing:
+        pytest.skip(f"engine {engine!r} does not serve: {', '.join(sorted(missing))}")
+
+
+def call(
+    engine: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    dout: Array = None,
+    dlse: Array = None,
+    deterministic: bool = False,
+    cu_seqlens: Any = None,
+    layout: str = "bshd",
+    **options: Any,
+) -> Result:
+    """Forward, and with `dout` backward, of host arrays on an engine; checks shapes and dtypes."""
+    require(engine, *features_of(q, k, layout, dlse, cu_seqlens, options))
+    arrays = [to_engine(engine, x) for x in (q, k, v)]
+    placed = {name: to_engine(engine, value) for name, value in options.items()}
+    placed |= {"layout": layout, "engine": engine}
+    with poisoned(engine):
+        if cu_seqlens is None:
+            out, saved = cupyflash.flash_attention_forward(*arrays, **placed)
+        else:
+            cu_seqlens = (to_engine(engine, cu) for cu in cu_seqlens)
+            out, saved = cupyflash.flash_attention_varlen_forward(*arrays, *cu_seqlens, **placed)
+        statistics = saved.row_max, saved.row_sum, saved.lse
+        results = [to_host(x) for x in (out, *statistics)]
+        if dout is not None:
+            dout, dlse = to_engine(engine, dout), to_engine(engine, dlse)
+            grads = cupyflash.flash_attention_backward(
+                dout, saved, dlse=dlse, deterministic=deterministic
+            )
+            results += [to_host(x) for x in grads]
+    result = Result(*results)
+    _assert_forms(result, q, k, v, layout, options)
+    return result
+
+
+def _assert_forms(result: Result, q: Array, k: Array, v: Array, layout: str, options: Any) -> None:
+    expected = {"out": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
+    statistics = q.shape[:-1] if layout == "bhsd" else (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
+    expected |= dict.fromkeys(("row_max", "row_sum", "lse"), (statistics, wide))
+    if result.dq is not None:
+        bias, sinks = options.get("bias"), options.get("sinks")
+        expected |= {"dq": (q.shape, q.dtype), "dk": (k.shape, k.dtype), "dv": (v.shape, v.dtype)}
+        expected |= {"dbias": None if bias is None else (bias.shape, bias.dtype)}
+        expected |= {"dsinks": None if sinks is None else (sinks.shape, sinks.dtype)}
+    for name, form in expected.items():
+        got = getattr(result, name)
+        got_form = None if got is None else (got.shape, got.dtype)
+        assert got_form == form, f"{name}: {got_form}, expected {form}"
+
+
+# --- against the reference ----------------------------------------------------------------------
+
+
+def draw(
+    rng: Any, shape: cases.Shape, dtype: str = "float32", features: Any = (), layout: str = "bshd"
+) -> dict[str, Any]:
+    """Arguments of `call`: arrays from a standard normal distribution and the features' options."""
+    if "gqa" in features:
+        shape = shape._replace(heads_kv=shape.heads // 2)
+    else:
+        shape = shape._replace(heads_kv=shape.heads)
+    options: dict[str, Any] = {}
+    lead_q: tuple[int, ...] = (shape.batch, shape.seqlen_q)
+    lead_k: tuple[int, ...] = (shape.batch, shape.seqlen_k)
+    if "varlen" in features:
+        options["cu_seqlens"] = tuple(
+            _cumulative(rng, shape.batch, longest) for longest in (shape.seqlen_q, shape.seqlen_k)
+        )
+        lead_q, lead_k = ((int(cu[-1]),) for cu in options["cu_seqlens"])
+    for feature in features:
+        options |= cases.FEATURES[feature](rng, shape)
+
+    def normal(lead: tuple[int, ...], heads: int, width: int) -> Array:
+        x = rng.normal(size=(*lead, heads, width)).astype(cases.DTYPES[dtype])
+        return np.ascontiguousarray(x.swapaxes(-3, -2)) if layout == "bhsd" else x
+
+    options |= {
+        "q": normal(lead_q, shape.heads, shape.head_dim),
+        "k": normal(lead_k, shape.heads_kv, shape.head_dim),
+        "v": normal(lead_k, shape.heads_kv, shape.head_dim_v),
+        "dout": normal(lead_q, shape.heads, shape.head_dim_v),
+        "layout": layout,
+    }
+    if "dlse" in features:
+        statistics = (*lead_q[:-1], shape.heads, lead_q[-1])
+        wide = np.float64 if dtype == "float64" else np.float32
+        options["dlse"] = rng.normal(size=statistics).astype(wide)
+    return options
+
+
+def _cumulative(rng: Any, batch: int, longest: int) -> Array:
+    """cu_seqlens with one longest entry and, mostly, an empty one."""
+    lengths = rng.integers(0, longest + 1, batch)
+    if batch:
+        lengths[rng.integers(batch)] = 0
+        lengths[rng.integers(batch)] = longest
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def check(
+    engine: str, yardstick: Any = None, **arguments: Any
+) -> tuple[Result, reference.Dense]:
+    """`call`, and every result compared with the dense reference; see `compare`."""
+    result = call(engine, **arguments)
+    exact = expected(**arguments)
+    compare(result, exact, yardstick, **arguments)
+    return result, exact
+
+
+def compare(
+    result: Result, exact: reference.Dense, yardstick: Any = None, **arguments: Any
+) -> None:
+    """Assert that each part of `result` is close to its part of `exact`.
+
+    The tolerance is that of the dense formula in dtype `yardstick`, by default the inputs' own;
+    the statistics are held to float32's.
+    """
+    dtype = yardstick or arguments["q"].dtype
+    dense = expected(dtype=dtype, **arguments)
+    wide = dense if dtype.itemsize >= 4 else expected(dtype=np.float32, **arguments)
+    noise = _noise(exact, arguments)
+    for name in ("row_max", "row_sum", "lse"):
+        values = (getattr(x, name) for x in (result, exact, wide))
+        assert_close(*values, 2, name, noise.get(name, 0.0))
+    assert_close(result.out, exact.out, dense.out, 2, "out")
+    for name in ("dq", "dk", "dv", "dbias", "dsinks"):
+        if getattr(result, name) is not None:
+            values = (getattr(x, name) for x in (result, exact, dense))
+            assert_close(*values, 3, name, noise.get(name, 0.0))
+
+
+def _noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float]:
+    """Rounding error of what is summed, where its parts are larger than the sum."""
+    q, k = arguments["q"], arguments["k"]
+    scale = abs(arguments.get("softmax_scale") or q.shape[-1] ** -0.5)
+    scores = exact.lse.size * (k.shape[-3] if arguments.get("layout") != "bhsd" else k.shape[-2])
+    term, wide = tiny(q.dtype.name, exact.terms), "float64" if q.itemsize == 8 else "float32"
+
+    def summed(gradient: Array) -> float:  # many terms, whose errors are random
+        return 0.0 if gradient is None else term * (scores / max(gradient.size, 1)) ** 0.5
+
+    return {
+        "row_sum": tiny(wide, _largest(exact.row_max) * _largest(exact.row_sum)),
+        "dq": scale * term * _largest(k),
+        "dk": scale * term * _largest(q),
+        "dbias": summed(exact.dbias),
+        "dsinks": summed(exact.dsinks),
+    }
+
+
+def _largest(x: Array) -> float:
+    x = x.astype(np.float64)
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0))
+
+
+def expected(
+    *,
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array = None,
+    dlse: Array = None,
+    layout: str = "bshd",
+    cu_seqlens: Any = None,
+    score_mod: Any = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    dtype: Any = None,
+    deterministic: bool = False,
+    tiling: Any = None,
+    out: Any = None,
+    **options: Any,
+) -> reference.Dense:
+    """The dense formula for the arguments of `call`, in float64 (wider for float64) or `dtype`."""
+    del deterministic, tiling, out  # have no bearing on the values
+    dtype = dtype or (np.longdouble if q.dtype == np.float64 else np.float64)
+    heads_first, unbatched = layout == "bhsd", q.ndim == 3 and cu_seqlens is None
+
+    def canonical(x: Array) -> Array:
+        if x is None:
+            return None
+        x = x.swapaxes(-3, -2) if heads_first else x
+        return x[None] if unbatched else x
+
+    q, k, v, dout = map(canonical, (q, k, v, dout))
+    options |= {"dtype": dtype, "dropout_p": dropout_p, "dout": dout}
+    options["dlse"] = dlse[None] if unbatched and dlse is not None else dlse
+    if score_mod is not None:
+        options["score_mod"] = score_mod.numpy_forward, score_mod.numpy_backward
+    if cu_seqlens is None:
+        if dropout_p:
+            shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+            options["keep"] = reference.dropout_keep(seed, dropout_p, shape)
+        dense = reference.attention(q, k, v, **options)
+    else:
+        if dropout_p:
+            lengths = enumerate(zip(*map(np.diff, cu_seqlens), strict=True))
+            options["keep"] = [
+                reference.dropout_keep(seed, dropout_p, (1, q.shape[1], *map(int, pair)), entry)
+                for entry, pair in lengths
+            ]
+        dense = reference.attention_varlen(q, k, v, *cu_seqlens, **options)
+
+    def users(name: str, x: Array) -> Array:
+        if x is None or name in ("dbias", "dsinks", "dscores", "terms"):
+            return x
+        x = x[0] if unbatched else x
+        rows_first = name in ("out", "dq", "dk", "dv")
+        return x.swapaxes(-3, -2) if heads_first and rows_first else x
+
+    return reference.Dense(*(users(n, x) for n, x in zip(dense._fields, dense, strict=True)))
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays hold the same bytes."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -1,0 +1,390 @@
+"""Every feature alone, in pairs and in any combination, against the dense reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cupyflash
+from tests import cases, reference
+from tests.cases import DTYPES, Shape
+from tests.harness import (
+    call,
+    check,
+    compare,
+    draw,
+    expected,
+    require,
+    same_bits,
+    to_engine,
+    to_host,
+)
+from tests.tolerance import assert_close
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("feature", ["plain", *cases.FEATURES])
+def test_feature_alone(engine, rng, feature, dtype):
+    features = [] if feature == "plain" else [feature]
+    check(engine, **draw(rng, Shape(), dtype, features))
+
+
+@pytest.mark.parametrize("pair", cases.PAIRS, ids="-".join)
+def test_two_features(engine, rng, pair):
+    shape = Shape(
+        seqlen_q=int(rng.integers(1, 80)),
+        seqlen_k=int(rng.integers(1, 80)),
+        head_dim=int(rng.choice([8, 24])),
+        head_dim_v=int(rng.choice([8, 24])),
+    )
+    dtype, layout = rng.choice(list(DTYPES)[:3]), rng.choice(["bshd", "bhsd"])
+    check(engine, **draw(rng, shape, dtype, pair, layout))
+
+
+@given(data=st.data())
+def test_any_combination(engine, data):
+    supported = sorted(cases.SUPPORTED[engine])
+    features = data.draw(st.sets(st.sampled_from(supported), max_size=5))
+    for one, other in cases.EXCLUSIVE:
+        if one in features:
+            features.discard(other)
+    sizes = st.integers(0, 70)
+    shape = Shape(
+        batch=data.draw(st.integers(1 if "varlen" in features else 0, 3)),
+        seqlen_q=data.draw(sizes),
+        seqlen_k=data.draw(sizes),
+        heads=data.draw(st.sampled_from([2, 4])),
+        head_dim=data.draw(st.sampled_from([1, 7, 16, 33])),
+        head_dim_v=data.draw(st.sampled_from([1, 7, 16, 33])),
+    )
+    dtype = data.draw(st.sampled_from(list(DTYPES)))
+    layout = data.draw(st.sampled_from(["bshd", "bhsd"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    check(engine, **draw(rng, shape, dtype, sorted(features), layout))
+
+
+@pytest.mark.parametrize("case", cases.matrix(full=False), ids=str)
+def test_flash_attention_2_matrix(engine, rng, case):
+    (seqlen_q, seqlen_k), (heads, heads_kv) = case.seqlens, cases.HEADS[case.heads]
+    fewer = 3 if seqlen_q * seqlen_k < 10**6 else 6  # all heads on a GPU only
+    heads, heads_kv = heads // fewer, max(heads_kv // fewer, 1)
+    shape = Shape(1, seqlen_q, seqlen_k, heads, heads, case.head_dim, case.head_dim)
+    arguments = draw(rng, shape, case.dtype)
+    for name in ("k", "v"):
+        arguments[name] = arguments[name][:, :, :heads_kv]
+    check(engine, causal=case.causal, **arguments)
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 3, 17, 31, 33, 65, 129, 255, 256])
+def test_head_dim(engine, rng, head_dim):
+    head_dim_v = int(rng.choice([head_dim, 1, 48, 256]))
+    shape = Shape(1, 20, 70, 2, 2, head_dim, head_dim_v)
+    check(engine, **draw(rng, shape, rng.choice(list(DTYPES))))
+
+
+@pytest.mark.parametrize("features", [[], ["causal"], ["gqa", "varlen"], ["bias", "sinks"]], ids=str)
+@pytest.mark.parametrize("empty", ["batch", "seqlen_q", "seqlen_k"])
+def test_empty(engine, rng, empty, features):
+    arguments = draw(rng, Shape(**{empty: 0}), "float16", features)
+    result, _ = check(engine, **arguments)
+    if empty == "seqlen_k" and "sinks" not in features:
+        assert not result.out.any() and not result.dq.any()
+        assert (result.lse == -np.inf).all() and not result.row_sum.any()
+
+
+# --- rows and keys that take no part ------------------------------------------------------------
+
+
+def _unseen_keys(kind: str, rng: np.random.Generator) -> tuple[dict, np.ndarray]:
+    """Arguments in which some keys are seen by no query, and these keys, bool (b, sk, hk)."""
+    shape = Shape(2, 40, 77, 4, 4, 16, 16)
+    arguments = draw(rng, shape)
+    unseen = np.zeros((2, 77, 4), bool)
+    if kind == "mask":
+        mask = rng.random((2, 4, 1, 77)) < 0.6
+        arguments["mask"], unseen[...] = mask, ~mask[:, :, 0].swapaxes(1, 2)
+    elif kind == "top_left":
+        arguments["causal"], unseen[:, 40:] = "top-left", True
+    elif kind == "window":
+        arguments["window"] = (3, -1 + 3)
+        unseen[:, : 77 - 40 - 3] = True
+    elif kind == "block_mask":
+        blocks = np.ones((1, 1, 3, 6), bool)
+        blocks[..., [1, 5]] = False
+        arguments["block_mask"] = cupyflash.BlockMask(blocks, block_size=(16, 13))
+        unseen[:, 13:26] = unseen[:, 65:] = True
+    return arguments, unseen
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["mask", "top_left", "window", "block_mask"])
+def test_keys_that_nobody_sees_may_hold_anything(engine, rng, kind, value):
+    arguments, unseen = _unseen_keys(kind, rng)
+    arguments["k"][unseen] = arguments["v"][unseen] = value
+    result, _ = check(engine, **arguments)
+    assert not result.dk[unseen].any() and not result.dv[unseen].any()
+
+
+@pytest.mark.parametrize("features", [[], ["causal"], ["bias", "mask"]], ids=str)
+def test_tokens_past_the_last_entry_may_hold_anything(engine, rng, features):
+    arguments = draw(rng, Shape(seqlen_q=30, seqlen_k=50), "float32", ["varlen", *features])
+    ends = [int(cu[-1]) for cu in arguments["cu_seqlens"]]
+    for name in ("q", "k", "v", "dout"):
+        tail = np.full((9, *arguments[name].shape[1:]), np.nan, np.float32)
+        arguments[name] = np.concatenate([arguments[name], tail])
+    result, _ = check(engine, **arguments)
+    for name, end in (("out", ends[0]), ("dq", ends[0]), ("dk", ends[1]), ("dv", ends[1])):
+        assert len(getattr(result, name)) == end + 9 and not getattr(result, name)[end:].any()
+    assert (result.lse[:, ends[0] :] == -np.inf).all() and not result.row_sum[:, ends[0] :].any()
+
+
+def test_rows_that_see_no_key(engine, rng):
+    arguments = draw(rng, Shape(), "float16", ["mask"])
+    arguments["mask"] = rng.random((2, 4, 37, 53)) < 0.5
+    blind = rng.random((2, 4, 37)) < 0.3
+    arguments["mask"][blind] = False
+    result, _ = check(engine, dlse=rng.normal(size=(2, 4, 37)).astype(np.float32), **arguments)
+    rows = blind.swapaxes(1, 2)
+    assert not result.out[rows].any() and not result.dq[rows].any()
+    assert (result.row_max[blind] == -np.inf).all() and (result.lse[blind] == -np.inf).all()
+    assert not result.row_sum[blind].any()
+
+
+def test_rows_that_see_only_the_sink(engine, rng):
+    arguments = draw(rng, Shape(seqlen_q=60, seqlen_k=20), "float32", ["causal", "sinks"])
+    result, _ = check(engine, dlse=rng.normal(size=(2, 4, 60)).astype(np.float32), **arguments)
+    sinks = np.broadcast_to(arguments["sinks"][:, None], (2, 4, 40))
+    np.testing.assert_array_equal(result.row_max[..., :40], sinks)
+    assert (result.row_sum[..., :40] == 1).all() and not result.out[:, :40].any()
+
+
+def test_bias_of_minus_infinity_hides(engine, rng):
+    arguments = draw(rng, Shape(), "float32", ["bias"])
+    hidden = rng.random((4, 37, 53)) < 0.5
+    hidden[:, 5] = True
+    bias = rng.normal(size=hidden.shape).astype(np.float32)
+    arguments["bias"] = np.where(hidden, np.float32(-np.inf), bias)
+    result, _ = check(engine, **arguments)
+    assert not result.dbias[hidden].any() and not result.out[:, 5].any()
+    masked = call(engine, **(arguments | {"bias": bias, "mask": ~hidden}))
+    assert same_bits(result.out, masked.out) and same_bits(result.lse, masked.lse)
+
+
+# --- large and small numbers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [-1e30, -3e38, -1e9, 1e30])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_huge_biases_are_ordinary_numbers(engine, rng, bias, everywhere):
+    arguments = draw(rng, Shape(), "float32")
+    huge = np.full((37, 53), bias, np.float32)
+    if not everywhere:
+        huge[rng.random(huge.shape) < 0.5] = 0
+    check(engine, bias=huge, **arguments)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_scores_far_from_zero(engine, rng, sign):
+    arguments = draw(rng, Shape(), "float32")  # 53 keys: no multiple of any tile
+    arguments["q"] += np.float32(30)
+    arguments["k"] += np.float32(sign * 30)
+    result, _ = check(engine, **arguments)
+    assert (sign * result.row_max > 3000).all()
+
+
+def test_scores_beyond_float16(engine, rng):
+    arguments = draw(rng, Shape(head_dim=64), "float16")
+    arguments["q"] += np.float16(200)
+    arguments["k"] += np.float16(200)
+    arguments["softmax_scale"] = 1e-3
+    result = call(engine, **arguments)
+    exact, wide = expected(**arguments), expected(dtype=np.float32, **arguments)
+    for name in ("out", "lse", "dv"):
+        assert_close(*(getattr(x, name) for x in (result, exact, wide)), 3, name)
+    assert np.isfinite(result.dq).all() and np.isfinite(result.dk).all()
+
+
+@pytest.mark.parametrize("scale", [0, 0.0, -1, 2.5, 1e-30, np.float32(0.3)])
+def test_any_softmax_scale(engine, rng, scale):
+    check(engine, softmax_scale=scale, **draw(rng, Shape()))
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [{"softcap": None}, {"softcap": 0}, {"softcap": 0.0},
+                                 {"window": (None, None)}, {"window": (1000, 10**30)},
+                                 {"window": None, "causal": False}, {"dropout_p": 0},
+                                 {"mask": None, "bias": None}], ids=str)  # fmt: skip
+def test_options_that_change_nothing(engine, rng, off):
+    if off.get("window"):
+        require(engine, "window")
+    arguments = draw(rng, Shape())
+    plain, same = call(engine, **arguments), call(engine, **arguments, **off)
+    assert same_bits(plain.out, same.out) and same_bits(plain.dq, same.dq)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (5, 0), (0, 5), (None, 3), (3, None), (2, 200)])
+@pytest.mark.parametrize("causal", [False, True, "top-left"])
+@pytest.mark.parametrize("seqlens", [(20, 70), (70, 20), (64, 64)])
+def test_window(engine, rng, window, causal, seqlens):
+    arguments = draw(rng, Shape(1, *seqlens, 2, 2, 8, 8))
+    check(engine, window=window, causal=causal, **arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("bias_dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (53,), (37, 1), (1, 1, 1), (4, 37, 53), (2, 1, 1, 53),
+                                   (2, 4, 37, 53), (1, 4, 1, 1)], ids=str)  # fmt: skip
+def test_bias_has_a_gradient_of_its_own_shape(engine, rng, shape, bias_dtype, dtype):
+    bias = np.asarray(rng.normal(size=shape)).astype(DTYPES[bias_dtype])
+    arguments = draw(rng, Shape(), dtype)
+    coarse = bias.dtype if bias.itemsize < arguments["q"].itemsize else arguments["q"].dtype
+    check(engine, bias=bias, yardstick=coarse, **arguments)
+
+
+def test_score_mod_parameters_have_gradients(engine, rng):
+    require(engine, "score_mod", "gqa", "causal")
+    table = rng.normal(size=(4, 37 + 53)).astype(np.float32)
+    mod = cupyflash.ScoreMod(
+        forward="score + table[h * 90 + j - i + 37]",
+        backward="1.0f",
+        params={"table": table},
+        numpy_forward=lambda score, b, h, i, j, table: score + table[h, j - i + 37],
+        numpy_backward=lambda score, b, h, i, j, table: (
+            np.ones_like(score),
+            {"table": ((np.full_like(j - i, h), j - i + 37), np.ones_like(score))},
+        ),
+    )
+    judge = cupyflash.ScoreMod(
+        "", numpy_forward=lambda score, b, h, i, j: score + table[h, j - i + 37],
+        numpy_backward=lambda score, b, h, i, j: 1.0,
+    )  # fmt: skip
+    arguments = draw(rng, Shape(), "float32", ["gqa", "causal"])
+    result = call(engine, score_mod=mod, **arguments)
+    exact = expected(score_mod=judge, **arguments)
+    dense = expected(score_mod=judge, dtype=np.float32, **arguments)
+    compare(result, exact, score_mod=judge, **arguments)
+
+    def table_gradient(dscores):
+        gradient = np.zeros((4, 90), dscores.dtype)
+        _, h, i, j = np.ix_(*map(np.arange, dscores.shape))
+        np.add.at(gradient, np.broadcast_arrays(h, j - i + 37, dscores)[:2], dscores)
+        return gradient
+
+    assert set(result.dscore_params) == {"table"}
+    gradients = table_gradient(exact.dscores), table_gradient(dense.dscores)
+    assert_close(result.dscore_params["table"], *gradients, 3, "dscore_params")
+
+
+# --- dropout ------------------------------------------------------------------------------------
+
+
+def _kept(engine, shape, **options):
+    """Read the keep decisions off the output: q = 0 makes P uniform, v = 1 shows each key."""
+    b, h, sq, sk = shape
+    q, k = np.zeros((b, sq, h, 8), np.float32), np.zeros((b, sk, h, 8), np.float32)
+    v = np.broadcast_to(np.eye(sk, dtype=np.float32)[None, :, None], (b, sk, h, sk))
+    out = call(engine, q, k, v, **options).out.transpose(0, 2, 1, 3)
+    weight = 1 / sk / (1 - options["dropout_p"])
+    np.testing.assert_allclose(out, np.where(out > 0, weight, 0), rtol=1e-5)
+    return out > 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63 + 5, 2**64 - 1])
+def test_dropout_drops_what_philox_says(engine, seed):
+    shape = (2, 3, 50, 70)
+    kept = {p: _kept(engine, shape, dropout_p=p, seed=seed) for p in (0.1, 0.5, 0.9)}
+    for p, keep in kept.items():
+        np.testing.assert_array_equal(keep, reference.dropout_keep(seed, p, shape))
+    assert (kept[0.1] | ~kept[0.5]).all() and (kept[0.5] | ~kept[0.9]).all()
+
+
+def test_dropout_that_rounds_to_nothing_keeps_all(engine):
+    assert _kept(engine, (1, 1, 30, 40), dropout_p=2.0**-34, seed=3).all()
+
+
+def test_seed_is_drawn_once_and_saved(engine, rng):
+    require(engine, "dropout")
+    arguments = draw(rng, Shape())
+    q, k, v, dout = (to_engine(engine, arguments[name]) for name in ("q", "k", "v", "dout"))
+    options = {"engine": engine, "dropout_p": 0.5}
+    out, saved = cupyflash.flash_attention_forward(q, k, v, **options)
+    assert isinstance(saved.seed, int) and 0 <= saved.seed < 2**64
+    other = cupyflash.flash_attention_forward(q, k, v, **options)[1]
+    assert other.seed != saved.seed
+    again = cupyflash.flash_attention(q, k, v, seed=saved.seed, **options)
+    assert same_bits(to_host(out), to_host(again))
+    arguments |= {"dropout_p": 0.5, "seed": saved.seed}
+    grads = cupyflash.flash_attention_backward(dout, saved)
+    exact, dense = expected(**arguments), expected(dtype=np.float32, **arguments)
+    for name in ("dq", "dk", "dv"):
+        got = to_host(getattr(grads, name))
+        assert_close(got, getattr(exact, name), getattr(dense, name), 3, name)
+
+
+# --- tiles, state -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("features", [[], ["causal", "gqa"], ["window", "dropout"],
+                                      ["block_mask", "sinks"], ["varlen", "mask"]], ids=str)  # fmt: skip
+@pytest.mark.parametrize("tile", [(1, 1), (16, 64), (7, 5), (1000, 1000)], ids=str)
+def test_results_do_not_depend_on_the_tiling(rng, tile, features):
+    tiling = cupyflash.Tiling(block_m=tile[0], block_n=tile[1])
+    check("numpy", tiling=tiling, **draw(rng, Shape(2, 19, 29, 2, 2, 8, 8), "float32", features))
+
+
+def test_choose_tiling_returns_what_the_call_uses(engine, rng):
+    arguments = draw(rng, Shape(), "float16")
+    q, k, v = (to_engine(engine, arguments[name]) for name in "qkv")
+    tiling = cupyflash.choose_tiling(q, k, v, engine=engine, causal=True)
+    assert isinstance(tiling, cupyflash.Tiling) and "block_m" in repr(tiling)
+    implicit = call(engine, causal=True, **arguments)
+    explicit = call(engine, causal=True, tiling=tiling, **arguments)
+    assert same_bits(implicit.out, explicit.out)
+
+
+def test_saved_state_holds_inputs_options_and_statistics(engine, rng):
+    arguments = draw(rng, Shape(), "float32", ["causal"])
+    q, k, v = (to_engine(engine, arguments[name]) for name in "qkv")
+    out, saved = cupyflash.flash_attention_forward(q, k, v, causal=True, engine=engine)
+    assert saved.out is out
+    for mine, kept in ((q, saved.q), (k, saved.k), (v, saved.v)):
+        assert to_host(kept) is not None and kept.shape == mine.shape
+        assert np.shares_memory(kept, mine) if engine == "numpy" else kept.data == mine.data
+    assert saved.options.causal is True
+    row_max, row_sum, lse = map(to_host, (saved.row_max, saved.row_sum, saved.lse))
+    np.testing.assert_allclose(lse, row_max + np.log(row_sum), rtol=1e-6)
+    with pytest.raises(AttributeError):
+        saved.out = None
+    plain = cupyflash.flash_attention(q, k, v, causal=True, engine=engine)
+    assert same_bits(to_host(plain), to_host(out))
+
+
+# --- varlen -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hints", [{"max_seqlen_q": 1, "max_seqlen_k": 1},
+                                   {"max_seqlen_q": 0}, {"max_seqlen_k": 10**9}], ids=str)  # fmt: skip
+def test_varlen_hints_are_not_trusted(engine, rng, hints):
+    arguments = draw(rng, Shape(), "float32", ["varlen", "causal"])
+    right, hinted = call(engine, **arguments), call(engine, **arguments, **hints)
+    assert same_bits(right.out, hinted.out) and same_bits(right.dk, hinted.dk)
+
+
+def test_varlen_without_entries(engine, rng):
+    require(engine, "varlen")
+    q = rng.normal(size=(5, 2, 8)).astype(np.float32)
+    nothing = np.zeros(1, np.int32)
+    result = call(engine, q, q, q, dout=q, cu_seqlens=(nothing, nothing))
+    assert (result.lse == -np.inf).all()
+    assert not any(x.any() for x in (result.out, result.dq, result.dk, result.dv))
+
+
+def test_varlen_many_short_entries(engine, rng):
+    lengths = rng.integers(0, 4, 200)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    q, k, v, dout = (rng.normal(size=(cu_seqlens[-1], 2, 8)).astype(np.float32) for _ in range(4))
+    check(engine, q=q, k=k, v=v, dout=dout, cu_seqlens=(cu_seqlens, cu_seqlens), causal=True)
