@@ -1,0 +1,132 @@
+"""The CUDA forward: plan, compiled module and parameters are found once, then only launched."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cupyflash._cuda.device import describe
+from cupyflash._cuda.launch import Launcher
+from cupyflash._cuda.module import load
+from cupyflash._cuda.params import (
+    FORWARD_PARAMS,
+    FORWARD_POINTERS,
+    Strides,
+    address,
+    alignment,
+    fill,
+    optional_strides,
+    row_alignment,
+)
+from cupyflash._cuda.plan import ForwardPlan, plan_forward
+from cupyflash._problem import Array, Operands, Problem
+from cupyflash.tiling import Tiling
+
+__all__ = ["ForwardLayout", "forward", "forward_params"]
+
+
+class ForwardLayout(NamedTuple):
+    """All that a launch depends on beside the problem: strides in bytes, and alignments."""
+
+    query: Strides
+    key: Strides
+    value: Strides
+    out: Strides
+    row_max: Strides | None
+    row_sum: Strides | None
+    optional: tuple[Strides, Strides]
+    load_alignment: int  # power of two that divides the addresses of query, key, value
+    store_alignment: int  # and of out
+
+    @property
+    def vector_bytes(self) -> tuple[int, int]:
+        """Bytes that every load and every store may move at once."""
+        loads = row_alignment(self.load_alignment, (self.query, self.key, self.value))
+        return loads, row_alignment(self.store_alignment, (self.out,))
+
+
+def forward(
+    problem: Problem,
+    operands: Operands,
+    tiling: Tiling | None,
+    out: Array,
+    row_max: Array | None,
+    row_sum: Array | None,
+) -> None:
+    """Write attention's output and softmax statistics.
+
+    FlashAttention-2 (Dao 2023, arXiv 2307.08691), Algorithm 1.
+
+    Parameters
+    ----------
+    problem, operands : Problem, Operands
+        What is asked; device arrays in canonical order.
+    tiling : Tiling or None
+        None: chosen.
+    out : array ``(b, sq, h, dv)``, varlen ``(total_q, h, dv)``
+        Any strides, the last axis contiguous.
+    row_max, row_sum : array ``(b, h, sq)``, varlen ``(h, total_q)``, or None
+        Statistics in the accumulator dtype; None: not wanted.
+
+    Raises
+    ------
+    UnsupportedError
+        The tiling does not fit the device.
+    CompileError
+        The kernel does not compile.
+    """
+    query, key, value = operands.query, operands.key, operands.value
+    pointers = (address(query), address(key), address(value), address(out))
+    layout = ForwardLayout(
+        query.strides,
+        key.strides,
+        value.strides,
+        out.strides,
+        None if row_max is None else row_max.strides,
+        None if row_sum is None else row_sum.strides,
+        optional_strides(operands),
+        alignment(pointers[:3]),
+        alignment(pointers[3:]),
+    )
+    launcher, blocks = _prepare(problem, query.device.id, tiling, layout)
+    launcher(
+        blocks,
+        *pointers,
+        address(row_max),
+        address(row_sum),
+        address(operands.cu_seqlens_q),
+        address(operands.cu_seqlens_k),
+        address(operands.alibi_slopes),
+        address(operands.sinks),
+    )
+
+
+def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.void]:
+    """Return the kernel's parameters, all but the pointers."""
+    params: npt.NDArray[Any] = np.zeros((), FORWARD_PARAMS)
+    heads = {name: getattr(layout, name) for name in ("query", "key", "value", "out")}
+    statistics = {"row_max": layout.row_max, "row_sum": layout.row_sum}
+    fill(params, problem, heads, statistics, layout.optional)
+    return params
+
+
+@lru_cache(maxsize=4096)
+def _prepare(
+    problem: Problem, device_id: int, tiling: Tiling | None, layout: ForwardLayout
+) -> tuple[Launcher, int]:
+    """Return a launcher that only lacks the pointers, and how many blocks to launch."""
+    plan: ForwardPlan = plan_forward(problem, describe(device_id), tiling, *layout.vector_bytes)
+    launch = plan.launch
+    module = load(plan.stub, [launch.entry], device_id=device_id, plan=plan)
+    launcher = Launcher(
+        module.get_function(launch.entry, launch.shared_memory),
+        device_id,
+        forward_params(problem, layout),
+        FORWARD_POINTERS,
+        threads=launch.threads,
+        shared_memory=launch.shared_memory,
+    )
+    return launcher, launch.blocks

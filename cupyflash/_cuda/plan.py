@@ -1,0 +1,438 @@
+"""How the simt engine serves a problem: `ForwardPlan`, `BackwardPlan`, pure functions of values.
+
+``plan = plan_forward(problem, device)`` needs no GPU; a plan prints as what it is and holds the
+text of the stub that instantiates its kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
+from cupyflash._cuda.tiles_simt import BACKWARD_TILES, FORWARD_TILES, SimtTile, bucket
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+from cupyflash.tiling import Tiling
+
+__all__ = [
+    "SUPPORTED_FEATURES",
+    "BackwardConfig",
+    "BackwardPlan",
+    "ForwardConfig",
+    "ForwardPlan",
+    "KernelLaunch",
+    "plan_backward",
+    "plan_forward",
+]
+
+SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
+
+_VECTOR_BYTES = 16  # the widest access
+_LANE_ROWS, _LANE_COLS = 4, 8  # of a warp: LaneGrid in kernels/tile/lanes.cuh
+_MAX_WARPS = 8  # 256 threads can have 255 registers each
+_MAX_SUM_REGISTERS = 128  # of one lane
+_MAX_SCORE_REGISTERS = 64
+_MAX_BLOCKS = 2**31 - 1
+_MAX_SEQLEN = 2**30 - 1  # so that an index plus a window bound stays an int
+_DELTA_THREADS = 256
+_SINKS_THREADS = 256
+
+
+@dataclass(frozen=True)
+class ForwardConfig:
+    """What a forward kernel is compiled for: ``ForwardConfig`` of kernels/attention/config.cuh."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    block_m: int
+    block_n: int
+    warps: int
+    load_width: int
+    store_width: int
+    async_copy: bool
+    window: bool
+    softcap: bool
+    alibi: bool
+    sinks: bool
+    varlen: bool
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """What a backward kernel is compiled for: ``BackwardConfig`` of the same file."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    block_m: int
+    block_n: int
+    warps: int
+    load_width: int
+    store_width: int
+    async_copy: bool
+    window: bool
+    softcap: bool
+    alibi: bool
+    varlen: bool
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One kernel of a plan: entry name, blocks along x, threads and shared memory of a block."""
+
+    entry: str
+    blocks: int
+    threads: int
+    shared_memory: int = 0
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """How a forward call runs."""
+
+    engine: str
+    tiling: Tiling
+    config: ForwardConfig
+    launch: KernelLaunch
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        return (self.launch,)
+
+    @cached_property
+    def stub(self) -> str:
+        """CUDA source that instantiates the kernel."""
+        return _stub(
+            "forward/kernel_simt.cuh",
+            size_assertion("ForwardParams", FORWARD_PARAMS),
+            _constant("ForwardConfig", "config", self.config),
+            _storage_assertion("ForwardStorage<config>", self.launch),
+            _entry(self.launch, "ForwardParams", "forward_simt<config>"),
+        )
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """How a backward call runs: its kernels in the order of `launches`."""
+
+    engine: str
+    tiling: Tiling  # of dq; dk and dv have theirs in config_dkdv
+    config_dkdv: BackwardConfig
+    config_dq: BackwardConfig
+    delta: KernelLaunch
+    dkdv: KernelLaunch
+    dq: KernelLaunch
+    grad_sinks: KernelLaunch | None
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        launches = (self.delta, self.dkdv, self.dq)
+        return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
+
+    @cached_property
+    def stub(self) -> str:
+        """CUDA source that instantiates the kernels."""
+        params = "BackwardParams"
+        entries = [
+            _entry(self.delta, params, "compute_delta<config_dq>"),
+            _entry(self.dkdv, params, "key_gradient_simt<config_dkdv>"),
+            _entry(self.dq, params, "query_gradient_simt<config_dq>"),
+        ]
+        if self.grad_sinks is not None:
+            entries.append(_entry(self.grad_sinks, params, "compute_grad_sinks<config_dq>"))
+        return _stub(
+            "backward/kernel_simt.cuh",
+            size_assertion("BackwardParams", BACKWARD_PARAMS),
+            _constant("BackwardConfig", "config_dkdv", self.config_dkdv),
+            _constant("BackwardConfig", "config_dq", self.config_dq),
+            _storage_assertion("KeyGradientStorage<config_dkdv>", self.dkdv),
+            _storage_assertion("QueryGradientStorage<config_dq>", self.dq),
+            *entries,
+        )
+
+
+@lru_cache(maxsize=1024)
+def plan_forward(
+    problem: Problem,
+    device: Device,
+    tiling: Tiling | None = None,
+    vector_bytes: int = _VECTOR_BYTES,
+    store_bytes: int = _VECTOR_BYTES,
+) -> ForwardPlan:
+    """Plan a forward call.
+
+    Parameters
+    ----------
+    problem, device : Problem, Device
+        What is asked, and of which GPU.
+    tiling : Tiling, optional
+        Default: the first of the tile table that fits the device.
+    vector_bytes, store_bytes : int, default 16
+        A power of two that divides all addresses and strides of the inputs, and of the output.
+
+    Raises
+    ------
+    UnsupportedError
+        The tiling does not fit (the message names the limit), or the problem is out of range.
+    """
+    _check_problem(problem)
+    wide = problem.head_dim_v
+    tile = _choose(problem, device, FORWARD_TILES, _given(tiling, False), _forward_bytes, wide)
+    config = ForwardConfig(
+        **_common(problem, device, tile.resident, tile.streamed, tile.warps),
+        load_width=_width(problem, vector_bytes, problem.head_dim, problem.head_dim_v),
+        store_width=_store_width(problem, store_bytes, problem.head_dim_v),
+        sinks="sinks" in problem.extras,
+    )
+    rows = _row_tiles(problem, problem.seqlen_q, tile.resident) * problem.num_heads
+    shared_memory = _forward_bytes(problem, tile)
+    launch = _launch("cupyflash_forward", rows, 32 * tile.warps, shared_memory)
+    return ForwardPlan("simt", _tiling(config), config, launch)
+
+
+@lru_cache(maxsize=1024)
+def plan_backward(
+    problem: Problem,
+    device: Device,
+    tiling: Tiling | None = None,
+    vector_bytes: int = _VECTOR_BYTES,
+    store_bytes: int = _VECTOR_BYTES,
+) -> BackwardPlan:
+    """Plan a backward call; parameters and errors as in `plan_forward`."""
+    _check_problem(problem)
+    dims = (problem.head_dim, problem.head_dim_v)
+    widths = {
+        "load_width": _width(problem, vector_bytes, *dims),
+        "store_width": _store_width(problem, store_bytes, *dims),
+    }
+    both = bucket(problem.head_dim) + bucket(problem.head_dim_v)
+
+    keys = _choose(problem, device, BACKWARD_TILES, _given(tiling, True), _key_bytes, both)
+    config_dkdv = BackwardConfig(
+        **_common(problem, device, keys.streamed, keys.resident, keys.warps), **widths
+    )
+    queries = _choose(
+        problem, device, BACKWARD_TILES, _given(tiling, False), _query_bytes, problem.head_dim
+    )
+    config_dq = BackwardConfig(
+        **_common(problem, device, queries.resident, queries.streamed, queries.warps), **widths
+    )
+
+    sequences = 1 if problem.varlen else problem.batch
+    rows = sequences * problem.seqlen_q * problem.num_heads
+    key_tiles = _row_tiles(problem, problem.seqlen_k, keys.resident) * problem.num_heads_kv
+    query_tiles = _row_tiles(problem, problem.seqlen_q, queries.resident) * problem.num_heads
+    grad_sinks = None
+    if "sinks" in problem.extras:
+        grad_sinks = _launch("cupyflash_grad_sinks", problem.num_heads, _SINKS_THREADS)
+    return BackwardPlan(
+        "simt",
+        _tiling(config_dq),
+        config_dkdv,
+        config_dq,
+        _launch("cupyflash_delta", -(-rows * 32 // _DELTA_THREADS), _DELTA_THREADS),
+        _launch("cupyflash_dkdv", key_tiles, 32 * keys.warps, _key_bytes(problem, keys)),
+        _launch("cupyflash_dq", query_tiles, 32 * queries.warps, _query_bytes(problem, queries)),
+        grad_sinks,
+    )
+
+
+# Sizes of the structs in kernels/attention/storage.cuh; the stub asserts that they agree.
+
+
+def _itemsize(problem: Problem) -> int:
+    return ITEMSIZE[problem.accumulator_dtype]
+
+
+def _operand_bytes(problem: Problem) -> int:
+    """Bytes of one q or k row together with one v or out row, padding included."""
+    padding = 2 * _VECTOR_BYTES
+    return _itemsize(problem) * (bucket(problem.head_dim) + bucket(problem.head_dim_v)) + padding
+
+
+def _score_bytes(problem: Problem, tile: SimtTile) -> int:
+    return _itemsize(problem) * tile.resident * (tile.streamed + 8)
+
+
+def _forward_bytes(problem: Problem, tile: SimtTile) -> int:
+    query = _itemsize(problem) * bucket(problem.head_dim) + _VECTOR_BYTES
+    key_value = _operand_bytes(problem)
+    return tile.resident * query + tile.streamed * key_value + _score_bytes(problem, tile)
+
+
+def _query_bytes(problem: Problem, tile: SimtTile) -> int:
+    operands = (tile.resident + tile.streamed) * _operand_bytes(problem)
+    return operands + _score_bytes(problem, tile)
+
+
+def _key_bytes(problem: Problem, tile: SimtTile) -> int:
+    statistics = 3 * _itemsize(problem) * tile.streamed
+    return _query_bytes(problem, tile) + statistics
+
+
+# The choice of a tile.
+
+
+def _given(tiling: Tiling | None, keys_stay: bool) -> SimtTile | None:
+    """Return a caller's tiling in the kernel's terms."""
+    if tiling is None:
+        return None
+    if tiling.stages != 1:
+        raise UnsupportedError(f"the simt engine has stages=1 only, and {tiling} was given")
+    block_m, block_n = tiling.block_m, tiling.block_n
+    sizes = (block_n, block_m) if keys_stay else (block_m, block_n)
+    return SimtTile(*sizes, tiling.warps)
+
+
+def _choose(
+    problem: Problem,
+    device: Device,
+    table: dict[tuple[int, int], tuple[SimtTile, ...]],
+    given: SimtTile | None,
+    size: Callable[[Problem, SimtTile], int],
+    summed_dim: int,
+) -> SimtTile:
+    """Return the given tile if it fits, else the first of the table that does.
+
+    `size` gives the shared memory of a tile, `summed_dim` the columns that are summed up in
+    registers.
+    """
+    candidates: Iterable[SimtTile] = (given,) if given is not None else ()
+    if given is None:
+        head_dim = bucket(max(problem.head_dim, problem.head_dim_v))
+        candidates = table[_itemsize(problem), head_dim]
+    complaint = None
+    for tile in candidates:
+        complaint = _complaint(problem, device, tile, size(problem, tile), summed_dim)
+        if complaint is None:
+            return tile
+    raise UnsupportedError(
+        f"tiles of {tile.resident} by {tile.streamed} in {tile.warps} warps do not fit the simt"
+        f" engine for {problem.dtype}, head_dim {problem.head_dim}, head_dim_v"
+        f" {problem.head_dim_v} on {device.name}: {complaint}. Give tiling=None or smaller blocks."
+    )
+
+
+def _complaint(
+    problem: Problem, device: Device, tile: SimtTile, shared_memory: int, summed_dim: int
+) -> str | None:
+    """Return the limit that a tile breaks, if it breaks one."""
+    resident, streamed, warps = tile.resident, tile.streamed, tile.warps
+    if not 1 <= warps <= _MAX_WARPS:
+        return f"warps must be 1 to {_MAX_WARPS}"
+    if resident < 1 or resident % (_LANE_ROWS * warps):
+        return f"{resident} rows must be a positive multiple of {_LANE_ROWS} * warps"
+    if streamed < 1 or streamed % _LANE_COLS:
+        return f"{streamed} columns must be a positive multiple of {_LANE_COLS}"
+    rows, cols = resident // (_LANE_ROWS * warps), streamed // _LANE_COLS
+    words = _itemsize(problem) // 4
+    sums = words * rows * bucket(summed_dim) // _LANE_COLS
+    if sums > _MAX_SUM_REGISTERS:
+        return f"sums would take {sums} registers a thread, more than {_MAX_SUM_REGISTERS}"
+    if words * rows * cols > _MAX_SCORE_REGISTERS:
+        scores = words * rows * cols
+        return f"scores would take {scores} registers a thread, more than {_MAX_SCORE_REGISTERS}"
+    limit = device.shared_memory_per_block_optin
+    if shared_memory > limit:
+        return f"{shared_memory} bytes of shared memory are needed and {limit} allowed"
+    return None
+
+
+# What a configuration and a launch are made of.
+
+
+def _check_problem(problem: Problem) -> None:
+    longest = max(problem.seqlen_q, problem.seqlen_k)
+    if longest > _MAX_SEQLEN:
+        raise UnsupportedError(f"sequence length {longest} is above {_MAX_SEQLEN}")
+
+
+def _common(
+    problem: Problem, device: Device, block_m: int, block_n: int, warps: int
+) -> dict[str, object]:
+    """Return the fields that the forward's and the backward's configurations share."""
+    return {
+        "dtype": problem.dtype,
+        "head_dim": bucket(problem.head_dim),
+        "head_dim_v": bucket(problem.head_dim_v),
+        "block_m": block_m,
+        "block_n": block_n,
+        "warps": warps,
+        # 16-bit values are converted on their way to shared memory, which a copy cannot do.
+        "async_copy": problem.dtype in ("float32", "float64")
+        and device.compute_capability >= (8, 0),
+        "window": problem.window_left is not None or problem.window_right is not None,
+        "softcap": problem.softcap is not None,
+        "alibi": "alibi_slopes" in problem.extras,
+        "varlen": problem.varlen,
+    }
+
+
+def _width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
+    """Return how many elements one access can move: a power of two that divides head_dims."""
+    elements = min(vector_bytes, _VECTOR_BYTES) // ITEMSIZE[problem.dtype]
+    return math.gcd(max(1, elements), *head_dims)
+
+
+def _store_width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
+    """Return the same for stores: at most the columns that a lane has next to each other."""
+    return math.gcd(_width(problem, vector_bytes, *head_dims), _VECTOR_BYTES // _itemsize(problem))
+
+
+def _row_tiles(problem: Problem, rows: int, block: int) -> int:
+    """Return the tiles of one head in all sequences: `locate_tile` in sequence.cuh."""
+    if rows == 0:
+        return 0
+    if problem.varlen:
+        return rows // block + problem.batch + 1
+    return -(-rows // block) * problem.batch
+
+
+def _launch(entry: str, blocks: int, threads: int, shared_memory: int = 0) -> KernelLaunch:
+    if blocks > _MAX_BLOCKS:
+        raise UnsupportedError(f"{blocks} tiles are more than one launch has: {_MAX_BLOCKS}")
+    return KernelLaunch(entry, blocks, threads, shared_memory)
+
+
+def _tiling(config: ForwardConfig | BackwardConfig) -> Tiling:
+    return Tiling(config.block_m, config.block_n, 1, config.warps)
+
+
+# The stub.
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, str):
+        return f"DataType::{value}"
+    return str(value).lower()
+
+
+def _constant(kind: str, name: str, config: ForwardConfig | BackwardConfig) -> str:
+    initialisers = ", ".join(
+        f".{field.name} = {_literal(getattr(config, field.name))}" for field in fields(config)
+    )
+    return f"constexpr {kind} {name}{{{initialisers}}};"
+
+
+def _storage_assertion(storage: str, launch: KernelLaunch) -> str:
+    return (
+        f"static_assert(sizeof({storage}) == {launch.shared_memory},"
+        f' "{storage} differs from the plan");'
+    )
+
+
+def _entry(launch: KernelLaunch, params: str, kernel: str) -> str:
+    return (
+        f'extern "C" __global__ void __launch_bounds__({launch.threads}, 1)\n'
+        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}(params); }}"
+    )
+
+
+def _stub(include: str, *parts: str) -> str:
+    body = "\n".join(parts)
+    return f'#include "{include}"\n\nnamespace cupyflash {{\n{body}\n}}  // namespace cupyflash\n'

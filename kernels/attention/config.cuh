@@ -1,0 +1,46 @@
+// What a kernel is compiled for. One to one with the dataclasses of cupyflash/_cuda/plan.py.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace cupyflash {
+
+struct ForwardConfig {
+  DataType dtype;
+  int head_dim;    // of q and k, padded to a multiple of 32
+  int head_dim_v;  // of v and out, padded likewise
+  int block_m;     // queries of a tile
+  int block_n;     // keys of a tile
+  int warps;
+  int load_width;   // elements that one load from global memory moves
+  int store_width;  // elements that one store moves
+  bool async_copy;  // cp.async; needs sm_80 and no conversion
+  bool window;      // causal, or a window bound on either side
+  bool softcap;
+  bool alibi;
+  bool sinks;
+  bool varlen;
+
+  __device__ constexpr int threads() const { return 32 * warps; }
+};
+
+/// One of the backward's kernels: they share all but the tile sizes.
+struct BackwardConfig {
+  DataType dtype;
+  int head_dim;
+  int head_dim_v;
+  int block_m;
+  int block_n;
+  int warps;
+  int load_width;
+  int store_width;
+  bool async_copy;
+  bool window;
+  bool softcap;
+  bool alibi;
+  bool varlen;
+
+  __device__ constexpr int threads() const { return 32 * warps; }
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,28 @@
+// What the tensor-core kernels are compiled for. One to one with cupyflash/_cuda/plan_mma.py.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace cupyflash {
+
+struct MmaForwardConfig {
+  DataType dtype;   // float16 or bfloat16
+  int head_dim;     // of q and k, padded to a multiple of 32
+  int head_dim_v;   // of v and out, padded likewise
+  int block_m;      // queries of a tile
+  int block_n;      // keys of a tile
+  int warps;        // each has block_m / warps rows of its own
+  int load_width;   // elements that one load from global memory moves
+  int store_width;  // elements that one store moves
+  bool keep_query;  // the query tile in registers, else read again for each key tile
+  bool raw_scores;  // score = softmax_scale * (q . k), softmax_scale > 0, is left to the exponent
+  bool window;
+  bool softcap;
+  bool alibi;
+  bool sinks;
+  bool varlen;
+
+  __device__ constexpr int threads() const { return 32 * warps; }
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,89 @@
+// What a kernel is told at run time. Mirrored by cupyflash/_cuda/params.py; the stub asserts that
+// both agree. Pointers come first: they alone change from call to call.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace cupyflash {
+
+/// Distances in elements, any sign; columns are contiguous. Varlen arrays have batch = 0.
+struct Strides {
+  int64 batch;
+  int64 row;
+  int64 head;
+};
+
+/// Lengths and options that the forward and the backward share.
+struct Attention {
+  double softmax_scale;
+  double softcap;
+  int64 alibi_batch_stride;
+  int64 alibi_head_stride;
+  int64 sinks_stride;
+  int batch;      // sequences, or varlen entries
+  int seqlen_q;   // varlen: total_q
+  int seqlen_k;   // varlen: total_k
+  int num_heads;
+  int group_size;  // query heads of one key-value head
+  int head_dim;
+  int head_dim_v;
+  int window_left;   // open: the largest int
+  int window_right;  // open: the largest int
+  int top_left;      // whether query 0 is aligned with key 0, else the last with the last
+};
+
+struct ForwardParams {
+  const void* query;  // (b, sq, h, d); varlen (total_q, h, d)
+  const void* key;    // (b, sk, hk, d)
+  const void* value;  // (b, sk, hk, dv)
+  void* out;          // (b, sq, h, dv)
+  void* row_max;      // (b, h, sq), accumulator type; null: not wanted
+  void* row_sum;      // (b, h, sq); null: not wanted
+  const int* cu_seqlens_q;     // (b + 1,)
+  const int* cu_seqlens_k;     // (b + 1,)
+  const float* alibi_slopes;   // (1 or b, h)
+  const float* sinks;          // (h,)
+  Strides query_strides;
+  Strides key_strides;
+  Strides value_strides;
+  Strides out_strides;
+  Strides row_max_strides;
+  Strides row_sum_strides;
+  Attention attention;
+};
+
+struct BackwardParams {
+  const void* query;
+  const void* key;
+  const void* value;
+  const void* out;
+  const void* grad_out;  // (b, sq, h, dv)
+  const void* row_max;   // (b, h, sq), accumulator type, as all statistics
+  const void* row_sum;
+  const void* grad_lse;  // (b, h, sq); null: zero
+  void* delta;           // (b, h, sq), scratch: rowsum(grad_out * out) - grad_lse
+  void* grad_query;
+  void* grad_key;
+  void* grad_value;
+  const int* cu_seqlens_q;
+  const int* cu_seqlens_k;
+  const float* alibi_slopes;
+  const float* sinks;
+  float* grad_sinks;  // (h,)
+  Strides query_strides;
+  Strides key_strides;
+  Strides value_strides;
+  Strides out_strides;
+  Strides grad_out_strides;
+  Strides row_max_strides;
+  Strides row_sum_strides;
+  Strides grad_lse_strides;
+  Strides delta_strides;
+  Strides grad_query_strides;
+  Strides grad_key_strides;
+  Strides grad_value_strides;
+  int64 grad_sinks_stride;
+  Attention attention;
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,88 @@
+// The running softmax statistics of a warp's rows, for kernels that leave the scale to the
+// exponent and rescale their sums seldom.
+//
+// P = exp2(score * factor - shift) with a shift that follows the maximum only when that has grown
+// by more than `slack`: P is then at most 2**slack, as exact relative to l as ever, and the sums
+// are multiplied a few times a row instead of once a tile.
+#pragma once
+
+#include "arch/exponential.cuh"
+#include "arch/pack.cuh"
+#include "tile/fragment_mma.cuh"
+
+namespace cupyflash {
+
+template <int m_tiles>
+struct MmaSoftmax {
+  static constexpr float slack = 6.0f;
+  static constexpr float none = -infinity<float>;
+
+  float factor;             // from scores to exponents of 2, positive
+  float row_max[m_tiles][2];  // of the scores, the lane's part until `reduce`
+  float shift[m_tiles][2];    // subtracted from exponents; -inf: no key seen yet
+  float row_sum[m_tiles][2];  // relative to shift, the lane's part
+
+  __device__ explicit MmaSoftmax(float factor) : factor(factor) {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        row_max[i][r] = shift[i][r] = none;
+        row_sum[i][r] = 0.0f;
+      }
+    }
+  }
+
+  __device__ void see(int i, const float (&scores)[4]) {
+    row_max[i][0] = fmaxf(row_max[i][0], fmaxf(scores[0], scores[1]));
+    row_max[i][1] = fmaxf(row_max[i][1], fmaxf(scores[2], scores[3]));
+  }
+
+  /// Completes row_max; returns, alike in all lanes, whether a shift has to follow.
+  __device__ bool reduce() {
+    bool follow = false;
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        row_max[i][r] = quad_maximum(row_max[i][r]);
+        follow = follow || row_max[i][r] * factor > shift[i][r] + slack;
+      }
+    }
+    return __any_sync(0xffffffffu, follow);
+  }
+
+  /// Lets the shifts follow the maxima; earlier sums are to be multiplied by `correction`.
+  __device__ void follow(float (&correction)[m_tiles][2]) {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float next = row_max[i][r] * factor;
+        correction[i][r] = next == none ? 1.0f : exp2_hardware(shift[i][r] - next);
+        row_sum[i][r] *= correction[i][r];
+        shift[i][r] = next;
+      }
+    }
+  }
+
+  __device__ float finite_shift(int i, int r) const {
+    return shift[i][r] == none ? 0.0f : shift[i][r];
+  }
+
+  /// Four scores of row tile i become two pairs of probabilities.
+  template <DataType dtype>
+  __device__ void exponentiate(int i, const float (&scores)[4], unsigned& upper, unsigned& lower) {
+    float p[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      p[e] = exp2_hardware(fmaf(scores[e], factor, -finite_shift(i, e >> 1)));
+    }
+    row_sum[i][0] += p[0] + p[1];
+    row_sum[i][1] += p[2] + p[3];
+    upper = pack_pair<dtype>(p[0], p[1]);
+    lower = pack_pair<dtype>(p[2], p[3]);
+  }
+};
+
+}  // namespace cupyflash

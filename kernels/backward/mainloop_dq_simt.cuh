@@ -1,0 +1,91 @@
+// Gradient of a query tile: Q and dO stay, key tiles pass by.
+//
+//   barrier    |       |                                 |
+//   products   |       | dP=dO V^T  S=Q K^T  dQ+=dS K    |
+//   copies     | K, V  |                                 | next tile
+#pragma once
+
+#include "backward/shape_simt.cuh"
+
+namespace cupyflash {
+
+template <BackwardConfig config>
+struct QueryGradientMainloop {
+  using Shape = BackwardShape<config, config.block_m, config.block_n>;
+  using T = typename Shape::T;
+  using Rows = typename Shape::Rows;
+
+  QueryGradientStorage<config>& storage;
+  Rows query;
+  Rows grad_out;
+  Rows key;
+  Rows value;
+  Band band;
+  Score<T, config.softcap, config.alibi> score;
+  int first_query;
+
+  /// Statistics of the lane's rows, ready to use.
+  struct Statistics {
+    T shift[Shape::rows];
+    T inverse_sum[Shape::rows];
+    T delta[Shape::rows];
+  };
+
+  __device__ void run(const Statistics& statistics, typename Shape::KeySums& grad_query) const {
+    const Range tile_queries = {first_query, first_query + config.block_m};
+    const Range key_tiles = tiles_of(band.seen_by_any(tile_queries), config.block_n);
+    const Range valid_keys = band.seen_by_any({0, band.rows});
+    const int warp_query = first_query + Shape::warp_row();
+    const Range warp_queries = {warp_query, warp_query + Shape::warp_rows};
+    const Range warp_keys = band.seen_by_any(warp_queries);
+    const Range unmasked_keys = band.seen_by_all(warp_queries);
+
+    Shape::load(storage.query, query, first_query, {0, band.rows});
+    Shape::load(storage.grad_out, grad_out, first_query, {0, band.rows});
+    for (int n = key_tiles.begin; n < key_tiles.end; ++n) {
+      const int first_key = n * config.block_n;
+      const Range tile_keys = {first_key, first_key + config.block_n};
+      __syncthreads();  // the previous tile is no longer read
+      Shape::load(storage.key, key, first_key, valid_keys);
+      Shape::load(storage.value, value, first_key, valid_keys);
+      Shape::wait_for_loads();
+      if (warp_keys.meets(tile_keys)) {
+        differentiate(statistics, first_key, !unmasked_keys.covers(tile_keys), grad_query);
+      }
+    }
+  }
+
+ private:
+  __device__ void differentiate(const Statistics& statistics, int first_key, bool masked,
+                                typename Shape::KeySums& grad_query) const {
+    const int lane_query = first_query + Shape::lane_row();
+    const int lane_key = first_key + LaneGrid::col();
+
+    typename Shape::Scores gradients;  // dP
+    multiply_rows(gradients, storage.grad_out, Shape::lane_row(), storage.value);
+    typename Shape::Scores scores;
+    multiply_rows(scores, storage.query, Shape::lane_row(), storage.key);
+#pragma unroll
+    for (int i = 0; i < Shape::rows; ++i) {
+#pragma unroll
+      for (int j = 0; j < Shape::cols; ++j) {
+        Shape::score_pair(score, scores.at[i][j], gradients.at[i][j], statistics.delta[i],
+                          lane_query + i * LaneGrid::rows, lane_key + j * LaneGrid::cols);
+      }
+    }
+    if (masked) apply_mask(scores, band, lane_query, lane_key);
+#pragma unroll
+    for (int i = 0; i < Shape::rows; ++i) {
+#pragma unroll
+      for (int j = 0; j < Shape::cols; ++j) {
+        const T probability =
+            exp_difference(scores.at[i][j], statistics.shift[i]) * statistics.inverse_sum[i];
+        gradients.at[i][j] *= probability;  // dS
+      }
+    }
+    Shape::share(storage.scores, gradients);
+    Shape::accumulate(grad_query, storage.scores, storage.key);
+  }
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,91 @@
+// What both of the backward's main loops share: the split of a tile among warps, loads, and the
+// way from scores to gradients of scores.
+#pragma once
+
+#include "attention/mask.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/score.cuh"
+#include "attention/storage.cuh"
+#include "tile/multiply_simt.cuh"
+#include "tile/store.cuh"
+
+namespace cupyflash {
+
+/// `resident` rows stay for the whole loop (keys for their own gradients, queries for theirs), and
+/// `streamed` rows pass by. Each warp has resident rows of its own.
+template <BackwardConfig config, int resident, int streamed>
+struct BackwardShape {
+  using T = Accumulator<config.dtype>;
+  using Rows = GlobalRows<const Element<config.dtype>>;
+  static constexpr int warp_rows = resident / config.warps;
+  static constexpr int rows = warp_rows / LaneGrid::rows;
+  static constexpr int cols = streamed / LaneGrid::cols;
+  static_assert(rows * LaneGrid::rows * config.warps == resident);
+  static_assert(cols * LaneGrid::cols == streamed);
+
+  using Scores = Fragment<T, rows, cols>;
+  using KeySums = Fragment<T, rows, config.head_dim / LaneGrid::cols>;
+  using ValueSums = Fragment<T, rows, config.head_dim_v / LaneGrid::cols>;
+
+  __device__ static int warp_row() { return warp_index() * warp_rows; }
+
+  /// First row of the lane within the tile; its others are LaneGrid::rows apart.
+  __device__ static int lane_row() { return warp_row() + LaneGrid::row(); }
+
+  template <class Tile>
+  __device__ static void load(Tile& tile, const Rows& source, int first_row, Range valid) {
+    load_tile<config.threads(), config.load_width, config.async_copy>(tile, source, first_row,
+                                                                      valid);
+  }
+
+  __device__ static void wait_for_loads() {
+    if constexpr (config.async_copy) copy_async_wait();
+    __syncthreads();
+  }
+
+  /// Hands a lane's scores to the other lanes of its warp.
+  template <class Tile>
+  __device__ static void share(Tile& tile, const Scores& scores) {
+    __syncwarp();  // all lanes have read what the tile held before
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      T* row = tile.row(lane_row() + i * LaneGrid::rows) + LaneGrid::col();
+#pragma unroll
+      for (int j = 0; j < cols; ++j) row[j * LaneGrid::cols] = scores.at[i][j];
+    }
+    __syncwarp();
+  }
+
+  /// sums += left * right for the warp's rows of `left`.
+  template <class Sums, class Left, class Right>
+  __device__ static void accumulate(Sums& sums, const Left& left, const Right& right) {
+    T ones[rows];
+#pragma unroll
+    for (int i = 0; i < rows; ++i) ones[i] = T(1);
+    accumulate_product<product_registers>(sums, ones, left, lane_row(), right);
+  }
+
+  /// Products to scores; the gradients of the scores as far as the row statistics go in by
+  /// themselves: (dP - D) * d score / d (softmax_scale * product), still to be multiplied by P.
+  template <class ScoreOf>
+  __device__ static void score_pair(const ScoreOf& score, T& product, T& gradient, T delta,
+                                    int query_index, int key_index) {
+    gradient = (gradient - delta) * score.derivative(product);
+    product = score.value(product, query_index, key_index);
+  }
+
+  template <class Sums>
+  __device__ static void store(const GlobalRows<Element<config.dtype>>& target, int first_row,
+                               int row_limit, const Sums& sums, T factor) {
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const int row = first_row + lane_row() + i * LaneGrid::rows;
+      if (row < row_limit) store_row<config.store_width>(target, row, sums.at[i], factor);
+    }
+  }
+
+ private:
+  static constexpr int product_registers = 32;
+};
+
+}  // namespace cupyflash

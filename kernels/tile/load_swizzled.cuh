@@ -1,0 +1,69 @@
+// Global to swizzled shared memory, without conversion.
+#pragma once
+
+#include "tile/load.cuh"
+#include "tile/swizzle.cuh"
+
+namespace cupyflash {
+
+/// One matrix, and a thread's part in loading its tiles: it keeps to its columns and goes down the
+/// rows by multiples of eight, so that the permutation of its chunks never changes.
+/// `width` elements move at a time; dim, strides and addresses are multiples of it.
+template <class Tile, int threads, int width, class Element>
+struct SwizzledLoader {
+  static constexpr int whole = Tile::chunks & -Tile::chunks;
+  static constexpr int lanes = whole < threads / 8 ? whole : threads / 8;  // threads of a row
+  static constexpr int chunks_per_lane = Tile::chunks / lanes;
+  static constexpr int rows_per_pass = threads / lanes;
+  static constexpr int passes = (Tile::rows + rows_per_pass - 1) / rows_per_pass;
+  static_assert(rows_per_pass % 8 == 0 && lanes % Tile::period == 0);
+
+  const Element* first;  // the thread's columns of row 0
+  int64 row_stride;
+  int columns;  // that exist from the thread's first on
+
+  __device__ static int lane_row() { return int(threadIdx.x) / lanes; }
+  __device__ static int lane_chunk() { return int(threadIdx.x) % lanes; }
+
+  __device__ explicit SwizzledLoader(const GlobalRows<const Element>& source)
+      : first(source.first + lane_row() * source.row_stride + lane_chunk() * 8),
+        row_stride(source.row_stride),
+        columns(source.dim - lane_chunk() * 8) {}
+
+  /// Fills `tile` with rows first_row, first_row + 1, ...; those outside `valid`, and columns that
+  /// do not exist, become 0 and are not read.
+  __device__ void load(const Tile& tile, int first_row, Range valid) const {
+    const Element* source = first + first_row * row_stride;
+    const unsigned target = tile.chunk(lane_row(), lane_chunk());
+    // One unsigned comparison a row.
+    const int count = valid.end > valid.begin ? valid.end - valid.begin : 0;
+    const int row = first_row + lane_row() - valid.begin;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      if (Tile::rows % rows_per_pass != 0 && lane_row() + pass * rows_per_pass >= Tile::rows) break;
+      const bool inside = unsigned(row + pass * rows_per_pass) < unsigned(count);
+#pragma unroll
+      for (int c = 0; c < chunks_per_lane; ++c) {
+        copy_chunk(target + pass * rows_per_pass * Tile::pitch + c * lanes * 16,
+                   source + c * lanes * 8, inside, columns - c * lanes * 8);
+      }
+      source += rows_per_pass * row_stride;
+    }
+  }
+
+ private:
+  __device__ static void copy_chunk(unsigned target, const Element* source, bool inside,
+                                    int columns) {
+#pragma unroll
+    for (int e = 0; e < 8; e += width) {
+      const bool exists = inside && e < columns;
+      if constexpr (width == 1) {
+        store_shared(target + e * 2, exists ? source[e].bits : static_cast<unsigned short>(0));
+      } else {
+        copy_async_to<width * 2>(target + e * 2, source + e, exists);
+      }
+    }
+  }
+};
+
+}  // namespace cupyflash
