@@ -19,8 +19,8 @@ Array = Any
 class Dense(NamedTuple):
     """Everything that one call defines.
 
-    ``dscores`` is the gradient of the final scores, ``terms`` the largest P * dP, from which the
-    backward subtracts P * D.
+    ``dscores`` is the gradient of the final scores; ``terms`` is the largest sum of P * |dout * out|
+    (times d modified / d score), whose signed sum P * D the backward subtracts from P * dP.
     """
 
     out: Array
@@ -149,11 +149,11 @@ def attention(
     prob = rounded(weight / xp.where(row_sum == 0, 1, row_sum)[..., None])
     prob, prob_sink = prob[..., :-1], prob[..., -1]
     kept = 1.0 if keep is None else keep / arithmetic.work.type(1 - dropout_p)
-    out = rounded(rounded(prob * kept) @ value).transpose(0, 2, 1, 3)
+    out = rounded(rounded(prob * kept) @ value)
     with np.errstate(divide="ignore"):
         lse = row_max + xp.log(row_sum)
     if dout is None:
-        return Dense(out, row_max, row_sum, lse)
+        return Dense(out.transpose(0, 2, 1, 3), row_max, row_sum, lse)
 
     dout = load(dout).transpose(0, 2, 1, 3)
     dprob = rounded(dout @ value.swapaxes(2, 3)) * kept
@@ -163,7 +163,10 @@ def attention(
     dscores = rounded(prob * rounded(dprob - delta[..., None]))
     dadded = rounded(dscores * factor)
     dproduct = rounded(dadded * slope)
-    terms = float(abs(prob * dprob).max()) if prob.size else 0.0
+    terms = 0.0
+    if prob.size:
+        largest = xp.maximum(prob.max(axis=3), prob_sink) * abs(xp.asarray(factor)).max()
+        terms = float((largest * abs(dout * out).sum(axis=3)).max())
     dv = rounded(rounded(prob * kept).swapaxes(2, 3) @ dout)
     dq = rounded(scale * (dproduct @ key))
     dk = rounded(scale * (dproduct.swapaxes(2, 3) @ query))
@@ -179,8 +182,10 @@ def attention(
         dbias = rounded(dadded.sum(axis=axes, keepdims=True)).reshape(bias.shape)
     if sinks is not None:
         dsinks = rounded((-prob_sink * delta).sum(axis=(0, 2)))
-    return Dense(out, row_max, row_sum, lse, heads_last(dq, 1), heads_last(dk, group),
-                 heads_last(dv, group), dbias, dsinks, dscores, terms)  # fmt: skip
+    return Dense(
+        heads_last(out, 1), row_max, row_sum, lse, heads_last(dq, 1), heads_last(dk, group),
+        heads_last(dv, group), dbias, dsinks, dscores, terms,
+    )  # fmt: skip
 
 
 def attention_varlen(
