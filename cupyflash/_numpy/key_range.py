@@ -90,10 +90,14 @@ class KeyRange:
             every = some[1], some[1]
         for run_start, run_stop in self._visible_runs(query_start):
             start, stop = max(run_start, some[0]), min(run_stop, some[1])
+            whole_start = min(max(start, every[0]), stop)
+            whole_stop = max(whole_start, min(stop, every[1]))
+            if whole_stop < stop:  # a last short tile joins the section that is masked anyway
+                whole_stop -= (whole_stop - whole_start) % self._tiling.block_n
             sections = (
-                (start, min(stop, every[0]), True),
-                (max(start, every[0]), min(stop, every[1]), False),
-                (max(start, every[1]), stop, True),
+                (start, whole_start, True),
+                (whole_start, whole_stop, False),
+                (whole_stop, stop, True),
             )
             for section_start, section_stop, windowed in sections:
                 for key_start in range(section_start, section_stop, self._tiling.block_n):

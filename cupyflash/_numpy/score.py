@@ -91,6 +91,7 @@ class Score:
             np.square(trace.tanh, out=trace.tanh)
             np.subtract(1, trace.tanh, out=trace.tanh)
             grad_scores *= trace.tanh
+            _clear(grad_scores, trace.hidden)
 
     def _alibi(self, tile: Tile, dtype: np.dtype) -> Array:
         positions = (tile.query_index + self._sequence.diagonal).astype(dtype)
