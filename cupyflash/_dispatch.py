@@ -14,8 +14,8 @@ from cupyflash.state import Gradients, SavedState
 Array = Any
 
 
-def forward(call: Call) -> tuple[Array, Array, Array]:
-    """Return ``(out, row_max, row_sum)`` in the caller's axes."""
+def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | None]:
+    """Return ``(out, row_max, row_sum)`` in the caller's axes; no statistics unless `save`."""
     problem, operands, layout = call.problem, call.operands, call.layout
     engine = _engines.select(problem, call.place, call.options.engine)
     xp = call.place.namespace
@@ -29,12 +29,17 @@ def forward(call: Call) -> tuple[Array, Array, Array]:
             )
         target = layout.canonical(as_array(out, "out"))
         written = target if _engine_writes(target, call.place) else xp.empty_like(target, order="C")
-        row_max, row_sum = (xp.empty(statistics_shape, problem.accumulator_dtype) for _ in "ml")
+        row_max = row_sum = None
+        if save or call.place == HOST:  # the NumPy engine keeps its running statistics there
+            row_max = xp.empty(statistics_shape, problem.accumulator_dtype)
+            row_sum = xp.empty(statistics_shape, problem.accumulator_dtype)
         _engines.implementation(engine, "forward").forward(
             problem, operands, call.options.tiling, written, row_max, row_sum
         )
         if written is not target:
             target[...] = written
+    if not save:
+        return out, None, None
     return out, layout.users_statistics(row_max), layout.users_statistics(row_sum)
 
 

@@ -9,6 +9,7 @@ from cupyflash._arrays import HOST, Place
 from cupyflash._options import ENGINES
 from cupyflash._problem import Problem
 from cupyflash.errors import NoDeviceError, UnsupportedError
+from cupyflash.tiling import Tiling
 
 # Fastest first; each is a module with SUPPORTED_FEATURES.
 _GPU_PLANS = {"simt": "cupyflash._cuda.plan"}
@@ -46,6 +47,21 @@ def select(problem: Problem, place: Place, named: str | None) -> str:
         f"{'; '.join(reasons)}. GPU engines in this version: {', '.join(_GPU_PLANS)}; "
         "host arrays (NumPy) support every feature"
     )
+
+
+def choose_tiling(
+    problem: Problem, place: Place, named: str | None, tiling: Tiling | None
+) -> Tiling:
+    """Return the tiling with which `problem` would run at `place`; errors as in `select`."""
+    select(problem, place, named)
+    if place == HOST:
+        from cupyflash._numpy.tiles import default_tiling
+
+        return tiling or default_tiling(problem)
+    from cupyflash._cuda.device import describe
+    from cupyflash._cuda.plan import plan_forward
+
+    return plan_forward(problem, describe(place.device_id), tiling).tiling
 
 
 def _missing(problem: Problem, module: str | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupyflash import _dispatch, _engines, _validate
+from cupyflash import _dispatch, _engines, _options, _recipe, _validate
 from cupyflash._arrays import HOST, Place
 from cupyflash._options import Options
 from cupyflash._validate import Sequences
@@ -127,8 +127,14 @@ def flash_attention(
         causal, window, softmax_scale, softcap, mask, block_mask, bias, alibi_slopes, sinks,
         score_mod, dropout_p, seed, layout, engine, tiling,
     )  # fmt: skip
-    out, _, _ = _dispatch.forward(_validate.bind(q, k, v, options, out=out))
-    return out
+    recipe = _recipe.find(q, k, v, options) if out is None else None
+    if recipe is not None:
+        return recipe(q, k, v)
+    call = _validate.bind(q, k, v, options, out=out)
+    result, _, _ = _dispatch.forward(call, save=False)
+    if out is None and call.place != HOST:
+        _recipe.remember(call, options, result)
+    return result
 
 
 def flash_attention_forward(
@@ -273,8 +279,9 @@ def flash_attention_varlen(
         score_mod, dropout_p, seed, layout, engine, tiling,
     )  # fmt: skip
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    out, _, _ = _dispatch.forward(_validate.bind(q, k, v, options, out=out, sequences=sequences))
-    return out
+    call = _validate.bind(q, k, v, options, out=out, sequences=sequences)
+    result, _, _ = _dispatch.forward(call, save=False)
+    return result
 
 
 def flash_attention_varlen_forward(
@@ -359,17 +366,10 @@ def choose_tiling(
         score_mod, dropout_p, seed, layout, engine, tiling,
     )  # fmt: skip
     call = _validate.bind(q, k, v, options, out=out)
-    place = call.place if device is None else Place(device)
-    chosen = _engines.select(call.problem, place, call.options.engine)
-    if place == HOST:
-        from cupyflash._numpy.tiles import default_tiling
-
-        return call.options.tiling or default_tiling(call.problem)
-    from cupyflash._cuda.plan import choose_tiling as plan_tiling
-
-    return plan_tiling(call.problem, place.device_id, chosen, call.options.tiling)
+    place = call.place if device is None else Place(_options.integer(device, "device"))
+    return _engines.choose_tiling(call.problem, place, call.options.engine, call.options.tiling)
 
 
 def _saved_forward(call: _validate.Call) -> tuple[Array, SavedState]:
-    out, row_max, row_sum = _dispatch.forward(call)
+    out, row_max, row_sum = _dispatch.forward(call, save=True)
     return out, SavedState(*call.arrays, out, row_max, row_sum, call.options, call)

@@ -25,7 +25,7 @@ from cupyflash._cuda.plan import ForwardPlan, plan_forward
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.tiling import Tiling
 
-__all__ = ["ForwardLayout", "forward", "forward_params"]
+__all__ = ["ForwardLayout", "forward", "forward_params", "prepare"]
 
 
 class ForwardLayout(NamedTuple):
@@ -78,8 +78,35 @@ def forward(
     CompileError
         The kernel does not compile.
     """
+    launcher, blocks = prepare(problem, operands, tiling, out, row_max, row_sum)
+    launcher(
+        blocks,
+        address(operands.query),
+        address(operands.key),
+        address(operands.value),
+        address(out),
+        address(row_max),
+        address(row_sum),
+        address(operands.cu_seqlens_q),
+        address(operands.cu_seqlens_k),
+        address(operands.alibi_slopes),
+        address(operands.sinks),
+    )
+
+
+def prepare(
+    problem: Problem,
+    operands: Operands,
+    tiling: Tiling | None,
+    out: Array,
+    row_max: Array | None,
+    row_sum: Array | None,
+) -> tuple[Launcher, int]:
+    """Return a launcher that only lacks the pointers, and how many blocks to launch.
+
+    It serves every call whose arrays have these strides and at least this alignment.
+    """
     query, key, value = operands.query, operands.key, operands.value
-    pointers = (address(query), address(key), address(value), address(out))
     layout = ForwardLayout(
         query.strides,
         key.strides,
@@ -88,20 +115,10 @@ def forward(
         None if row_max is None else row_max.strides,
         None if row_sum is None else row_sum.strides,
         optional_strides(operands),
-        alignment(pointers[:3]),
-        alignment(pointers[3:]),
+        alignment((address(query), address(key), address(value))),
+        alignment((address(out),)),
     )
-    launcher, blocks = _prepare(problem, query.device.id, tiling, layout)
-    launcher(
-        blocks,
-        *pointers,
-        address(row_max),
-        address(row_sum),
-        address(operands.cu_seqlens_q),
-        address(operands.cu_seqlens_k),
-        address(operands.alibi_slopes),
-        address(operands.sinks),
-    )
+    return _launcher(problem, query.device.id, tiling, layout)
 
 
 def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.void]:
@@ -114,10 +131,9 @@ def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.vo
 
 
 @lru_cache(maxsize=4096)
-def _prepare(
+def _launcher(
     problem: Problem, device_id: int, tiling: Tiling | None, layout: ForwardLayout
 ) -> tuple[Launcher, int]:
-    """Return a launcher that only lacks the pointers, and how many blocks to launch."""
     plan: ForwardPlan = plan_forward(problem, describe(device_id), tiling, *layout.vector_bytes)
     launch = plan.launch
     module = load(plan.stub, [launch.entry], device_id=device_id, plan=plan)
