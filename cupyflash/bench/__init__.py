@@ -1,0 +1,1 @@
+"""Benchmarks: what is compared (`workloads`, `peers`) and how it is timed (`timing`)."""
