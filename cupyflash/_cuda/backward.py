@@ -108,7 +108,14 @@ def backward(
     loaded = (query, key, value, grad_out)
     stored = (gradients.dq, gradients.dk, gradients.dv)
     layout = BackwardLayout(
-        *(array.strides for array in (query, key, value, out, grad_out, *stored)),
+        query.strides,
+        key.strides,
+        value.strides,
+        out.strides,
+        grad_out.strides,
+        gradients.dq.strides,
+        gradients.dk.strides,
+        gradients.dv.strides,
         row_max.strides,
         row_sum.strides,
         None if grad_lse is None else grad_lse.strides,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from typing import Any
 
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
@@ -206,7 +207,7 @@ def plan_backward(
     """Plan a backward call; parameters and errors as in `plan_forward`."""
     _check_problem(problem)
     dims = (problem.head_dim, problem.head_dim_v)
-    widths = {
+    widths: dict[str, Any] = {
         "load_width": _width(problem, vector_bytes, *dims),
         "store_width": _store_width(problem, store_bytes, *dims),
     }
@@ -354,7 +355,7 @@ def _check_problem(problem: Problem) -> None:
 
 def _common(
     problem: Problem, device: Device, block_m: int, block_n: int, warps: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the fields that the forward's and the backward's configurations share."""
     return {
         "dtype": problem.dtype,

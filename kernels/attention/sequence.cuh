@@ -20,6 +20,9 @@ struct Sequence {
   __device__ int diagonal(const Attention& attention) const {
     return attention.top_left ? 0 : seqlen_k - seqlen_q;
   }
+
+  /// Rows after the last varlen entry see nothing and are seen by nothing.
+  __device__ void hide_others(bool of_keys) { (of_keys ? seqlen_q : seqlen_k) = 0; }
 };
 
 /// Start of varlen entry `entry`, never outside the array however wrong cu_seqlens is. The rows
@@ -28,7 +31,7 @@ __device__ inline int entry_start(const int* cu_seqlens, int entry, int batch, i
   return entry > batch ? total : maximum(0, minimum(cu_seqlens[entry], total));
 }
 
-/// The pair of varlen entry `entry`; the rows after the last entry see nothing.
+/// The pair of varlen entry `entry`, which may be that of the rows after the last one.
 __device__ inline Sequence varlen_sequence(const int* cu_seqlens_q, const int* cu_seqlens_k,
                                            const Attention& attention, int entry) {
   const int batch = attention.batch;
@@ -79,8 +82,11 @@ __device__ TileIndex locate_tile(const Params& params, int index, int heads) {
     }
     const int start = entry_start(cu_seqlens, low, attention.batch, total);
     const int local = tile - start / block - low;
-    return {varlen_sequence(params.cu_seqlens_q, params.cu_seqlens_k, attention, low), head,
-            local < 0 ? total : local * block};
+    TileIndex found = {
+        varlen_sequence(params.cu_seqlens_q, params.cu_seqlens_k, attention, low), head,
+        local < 0 ? total : local * block};
+    if (low == attention.batch) found.sequence.hide_others(of_keys);
+    return found;
   } else {
     const int batch = head_and_batch / heads;
     return {{batch, 0, 0, attention.seqlen_q, attention.seqlen_k}, head, tile * block};

@@ -40,8 +40,10 @@ struct QueryGradientMainloop {
     const Range warp_keys = band.seen_by_any(warp_queries);
     const Range unmasked_keys = band.seen_by_all(warp_queries);
 
-    Shape::load(storage.query, query, first_query, {0, band.rows});
-    Shape::load(storage.grad_out, grad_out, first_query, {0, band.rows});
+    // Queries that see nothing have dq = 0 whatever their grad_out holds.
+    const Range valid_queries = band.transposed().seen_by_any({0, band.cols});
+    Shape::load(storage.query, query, first_query, valid_queries);
+    Shape::load(storage.grad_out, grad_out, first_query, valid_queries);
     for (int n = key_tiles.begin; n < key_tiles.end; ++n) {
       const int first_key = n * config.block_n;
       const Range tile_keys = {first_key, first_key + config.block_n};

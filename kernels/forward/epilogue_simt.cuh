@@ -23,7 +23,8 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
     const int row = tile.first_row + ForwardMainloop<config>::lane_row() + i * LaneGrid::rows;
     if (row >= sequence.seqlen_q) continue;
     T factor = T(1);
-    if constexpr (config.sinks) {
+    // Rows after the last varlen entry have no sink either.
+    if (config.sinks && sequence.batch < params.attention.batch) {
       factor = state.softmax.add_sink(i, T(params.sinks[tile.head * params.attention.sinks_stride]));
     }
     factor *= inverse_sum(state.softmax.row_sum[i]);
