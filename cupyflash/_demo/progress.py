@@ -1,4 +1,4 @@
-"""A progress bar where tqdm is installed, plain lines where it is not."""
+"""A progress bar on a terminal where tqdm is installed, else plain lines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ __all__ = ["progress"]
 Item = TypeVar("Item")
 
 
-def progress(items: Collection[Item], title: str, every: float = 1.0) -> Iterator[Item]:
+def progress(items: Collection[Item], title: str, every: float = 2.0) -> Iterator[Item]:
     """Yield `items`, showing on standard error how far the loop has come.
 
-    Without tqdm a line is written at most each `every` seconds, so short loops stay silent.
+    Plain lines come at most every `every` seconds, so short loops stay silent.
     """
     try:
         from tqdm import tqdm
     except ImportError:
-        yield from plain_lines(items, title, every)
-    else:
+        tqdm = None
+    if tqdm is not None and sys.stderr.isatty():
         yield from tqdm(items, desc=title, leave=False)
+    else:
+        yield from plain_lines(items, title, every)
 
 
 def plain_lines(items: Collection[Item], title: str, every: float) -> Iterator[Item]:

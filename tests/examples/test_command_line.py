@@ -47,3 +47,18 @@ def test_clear_cache_counts_what_it_removes(run, tmp_path):
     (tmp_path / "cache" / "someone-elses.txt").write_text("kept")
     assert "removed 1 kernel," in run("-m", "cupyflash", "clear-cache")
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["someone-elses.txt"]
+
+
+def test_warmup_fills_the_cache_without_a_gpu(run):
+    pytest.importorskip("cuda.pathfinder")
+    command = ("-m", "cupyflash", "warmup", "--arch", "sm_90")
+    command += ("--dtypes", "float32", "--head-dims", 32)
+    assert "compiled 4 kernels for sm_90a" in run(*command)
+    assert "4 of 4 were there" in run(*command)
+    assert "removed 4 kernels" in run("-m", "cupyflash", "clear-cache")
+
+
+def test_warmup_on_a_bare_machine(run, bare_machine):
+    command = ("-m", "cupyflash", "warmup")
+    assert "cannot be imported" in run(*command, status=1, PYTHONPATH=bare_machine)
+    assert "'sm_1'" in run(*command, "--arch", "sm_1", status=2, PYTHONPATH=bare_machine)
