@@ -1,4 +1,4 @@
-// ex2: 2**x by the special function unit.
+// ex2: 2**x by the special function unit, and the softmax's exponential from it.
 #pragma once
 
 namespace cupyflash {
@@ -9,5 +9,13 @@ __device__ inline float exp2_hardware(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+
+/// exp(score - shift). The difference is taken first, in natural units: it is exactly 0 for equal
+/// scores however large (a fused `score * log2e - shift * log2e` is not), so exp is exactly 1.
+__device__ inline float exp_difference(float score, float shift) {
+  constexpr float log2e = 1.4426950408889634f;
+  return exp2_hardware((score - shift) * log2e);
+}
+__device__ inline double exp_difference(double score, double shift) { return exp(score - shift); }
 
 }  // namespace cupyflash

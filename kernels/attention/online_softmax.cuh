@@ -2,6 +2,7 @@
 // that the backward gets back from them. The only place that knows rows without keys.
 #pragma once
 
+#include "arch/exponential.cuh"
 #include "tile/lanes.cuh"
 
 namespace cupyflash {

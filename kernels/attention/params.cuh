@@ -20,9 +20,9 @@ struct Attention {
   int64 alibi_batch_stride;
   int64 alibi_head_stride;
   int64 sinks_stride;
-  int batch;      // sequences, or varlen entries
-  int seqlen_q;   // varlen: total_q
-  int seqlen_k;   // varlen: total_k
+  int batch;     // sequences, or varlen entries
+  int seqlen_q;  // varlen: total_q
+  int seqlen_k;  // varlen: total_k
   int num_heads;
   int group_size;  // query heads of one key-value head
   int head_dim;
@@ -33,16 +33,16 @@ struct Attention {
 };
 
 struct ForwardParams {
-  const void* query;  // (b, sq, h, d); varlen (total_q, h, d)
-  const void* key;    // (b, sk, hk, d)
-  const void* value;  // (b, sk, hk, dv)
-  void* out;          // (b, sq, h, dv)
-  void* row_max;      // (b, h, sq), accumulator type; null: not wanted
-  void* row_sum;      // (b, h, sq); null: not wanted
-  const int* cu_seqlens_q;     // (b + 1,)
-  const int* cu_seqlens_k;     // (b + 1,)
-  const float* alibi_slopes;   // (1 or b, h)
-  const float* sinks;          // (h,)
+  const void* query;          // (b, sq, h, d); varlen (total_q, h, d)
+  const void* key;            // (b, sk, hk, d)
+  const void* value;          // (b, sk, hk, dv)
+  void* out;                  // (b, sq, h, dv)
+  void* row_max;              // (b, h, sq), accumulator type; null: not wanted
+  void* row_sum;              // (b, h, sq); null: not wanted
+  const int* cu_seqlens_q;    // (b + 1,)
+  const int* cu_seqlens_k;    // (b + 1,)
+  const float* alibi_slopes;  // (1 or b, h)
+  const float* sinks;         // (h,)
   Strides query_strides;
   Strides key_strides;
   Strides value_strides;

@@ -82,9 +82,8 @@ __device__ TileIndex locate_tile(const Params& params, int index, int heads) {
     }
     const int start = entry_start(cu_seqlens, low, attention.batch, total);
     const int local = tile - start / block - low;
-    TileIndex found = {
-        varlen_sequence(params.cu_seqlens_q, params.cu_seqlens_k, attention, low), head,
-        local < 0 ? total : local * block};
+    TileIndex found = {varlen_sequence(params.cu_seqlens_q, params.cu_seqlens_k, attention, low),
+                       head, local < 0 ? total : local * block};
     if (low == attention.batch) found.sequence.hide_others(of_keys);
     return found;
   } else {

@@ -43,8 +43,9 @@ __device__ void key_gradient_simt(const BackwardParams& params) {
 
   const Mainloop mainloop{storage, visible_band<config.window>(attention, sequence),
                           tile.first_row};
-  mainloop.load_keys(key_rows<Input>(params.key, params.key_strides, sequence, tile.head, dim),
-                     key_rows<Input>(params.value, params.value_strides, sequence, tile.head, dim_v));
+  mainloop.load_keys(
+      key_rows<Input>(params.key, params.key_strides, sequence, tile.head, dim),
+      key_rows<Input>(params.value, params.value_strides, sequence, tile.head, dim_v));
   typename Shape::KeySums grad_key;
   typename Shape::ValueSums grad_value;
   grad_key.fill(T(0));
@@ -61,9 +62,8 @@ __device__ void key_gradient_simt(const BackwardParams& params) {
          Score<T, config.softcap, config.alibi>(params, sequence, head)},
         grad_key, grad_value);
   }
-  Shape::store(
-      key_rows<Output>(params.grad_key, params.grad_key_strides, sequence, tile.head, dim),
-      tile.first_row, sequence.seqlen_k, grad_key, T(attention.softmax_scale));
+  Shape::store(key_rows<Output>(params.grad_key, params.grad_key_strides, sequence, tile.head, dim),
+               tile.first_row, sequence.seqlen_k, grad_key, T(attention.softmax_scale));
   Shape::store(
       key_rows<Output>(params.grad_value, params.grad_value_strides, sequence, tile.head, dim_v),
       tile.first_row, sequence.seqlen_k, grad_value, T(1));

@@ -2,8 +2,6 @@
 // as accurate as a dense float32 computation.
 #pragma once
 
-#include "arch/exponential.cuh"
-
 namespace cupyflash {
 
 __device__ constexpr int ceil_div(int count, int size) { return (count + size - 1) / size; }
@@ -21,13 +19,5 @@ __device__ inline double multiply_add(double a, double b, double c) { return fma
 
 __device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
-
-/// exp(score - shift). The difference is taken first, in natural units: it is exactly 0 for equal
-/// scores however large (a fused `score * log2e - shift * log2e` is not), so exp is exactly 1.
-__device__ inline float exp_difference(float score, float shift) {
-  constexpr float log2e = 1.4426950408889634f;
-  return exp2_hardware((score - shift) * log2e);
-}
-__device__ inline double exp_difference(double score, double shift) { return exp(score - shift); }
 
 }  // namespace cupyflash

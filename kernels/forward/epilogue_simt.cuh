@@ -12,9 +12,9 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
   using Shape = ForwardShape<config>;
   using T = typename Shape::T;
   const Sequence& sequence = tile.sequence;
-  const auto out =
-      head_rows<Element<config.dtype>>(params.out, params.out_strides, sequence.batch,
-                                       sequence.first_query, tile.head, params.attention.head_dim_v);
+  const auto out = head_rows<Element<config.dtype>>(params.out, params.out_strides, sequence.batch,
+                                                    sequence.first_query, tile.head,
+                                                    params.attention.head_dim_v);
   T* row_max = statistic_row<T>(params.row_max, params.row_max_strides, sequence, tile.head);
   T* row_sum = statistic_row<T>(params.row_sum, params.row_sum_strides, sequence, tile.head);
 
@@ -25,7 +25,8 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
     T factor = T(1);
     // Rows after the last varlen entry have no sink either.
     if (config.sinks && sequence.batch < params.attention.batch) {
-      factor = state.softmax.add_sink(i, T(params.sinks[tile.head * params.attention.sinks_stride]));
+      factor =
+          state.softmax.add_sink(i, T(params.sinks[tile.head * params.attention.sinks_stride]));
     }
     factor *= inverse_sum(state.softmax.row_sum[i]);
     store_row<config.store_width>(out, row, state.sums.at[i], factor);

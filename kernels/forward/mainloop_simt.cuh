@@ -62,9 +62,7 @@ struct ForwardMainloop {
   }
 
   /// First row of the lane within the tile; its others are LaneGrid::rows apart.
-  __device__ static int lane_row() {
-    return warp_index() * Shape::warp_rows + LaneGrid::row();
-  }
+  __device__ static int lane_row() { return warp_index() * Shape::warp_rows + LaneGrid::row(); }
 
   __device__ void run(ForwardState<config>& state) const {
     const Range tile_queries = {first_query, first_query + config.block_m};

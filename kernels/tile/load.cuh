@@ -89,8 +89,8 @@ __device__ void load_tile(Tile& tile, const GlobalRows<const Element>& source, i
         if (Shape::ragged && row >= Tile::rows) break;
 #pragma unroll
         for (int v = 0; v < Shape::vectors_per_lane; ++v) {
-          store_converted<width>(
-              target + pass * Shape::rows_per_pass * Tile::stride + v * col_step, staged[pass][v]);
+          store_converted<width>(target + pass * Shape::rows_per_pass * Tile::stride + v * col_step,
+                                 staged[pass][v]);
         }
       }
     }

@@ -1,0 +1,76 @@
+"""Every kernel of the tile table compiles, without a GPU: no spills, no stack, no warnings."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from cupyflash._cuda.compiler import compile_source
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.plan import BackwardPlan, ForwardPlan, plan_backward, plan_forward
+from cupyflash._problem import Problem
+
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+HEAD_DIMS = (32, 64, 96, 128, 160, 192, 224, 256)
+
+# Compiling all takes a quarter of an hour. Each dtype and head_dim is compiled for one
+# architecture, each architecture for its share of them; causal and full take turns.
+TABLE = [
+    (ARCHS[(3 * a + b) % len(ARCHS)], dtype, head_dim, (a + b) % 2 == 0)
+    for (a, dtype), (b, head_dim) in product(enumerate(DTYPES), enumerate(HEAD_DIMS))
+]
+HOPPER = [
+    ("sm_90a", "float32", 64, False),
+    ("sm_90a", "float32", 128, True),
+]
+ALL = TABLE + [case for case in HOPPER if case not in TABLE]
+
+
+def describe(case: tuple[str, str, int, bool]) -> str:
+    arch, dtype, head_dim, causal = case
+    return f"{arch}-{dtype}-d{head_dim}-{'causal' if causal else 'full'}"
+
+
+def problem_of(dtype: str, head_dim: int, causal: bool, **options: object) -> Problem:
+    right = 0 if causal else None
+    return Problem(dtype, 2, 999, 999, 4, 2, head_dim, head_dim, 0.1, None, right, **options)
+
+
+def check(plan: ForwardPlan | BackwardPlan, arch: str) -> None:
+    compilation = compile_source(plan.stub, arch, plan=plan)
+    assert set(compilation.entries) == {launch.entry for launch in plan.launches}
+    assert not compilation.warnings
+    assert "warning" not in compilation.log
+    for entry, usage in compilation.entries.items():
+        assert (usage.stack, usage.spill_stores, usage.spill_loads) == (0, 0, 0), (entry, plan)
+
+
+@pytest.mark.parametrize("case", ALL, ids=describe)
+def test_forward(case: tuple[str, str, int, bool]) -> None:
+    arch, dtype, head_dim, causal = case
+    check(plan_forward(problem_of(dtype, head_dim, causal), Device.known(arch)), arch)
+
+
+@pytest.mark.parametrize("case", ALL[::2] + HOPPER[-1:], ids=describe)
+def test_backward(case: tuple[str, str, int, bool]) -> None:
+    arch, dtype, head_dim, causal = case
+    check(plan_backward(problem_of(dtype, head_dim, causal), Device.known(arch)), arch)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_all_features_together(dtype: str) -> None:
+    problem = problem_of(
+        dtype, 64, True, softcap=30.0, varlen=True, extras=frozenset({"alibi_slopes", "sinks"})
+    )
+    check(plan_forward(problem, Device.known("sm_90a")), "sm_90a")
+    check(plan_backward(problem, Device.known("sm_80")), "sm_80")
+
+
+def test_element_by_element_access() -> None:
+    """An odd head_dim or an unaligned view leaves no wider access than one element."""
+    problem = problem_of("float32", 33, False)
+    plan = plan_forward(problem, Device.known("sm_90a"), vector_bytes=4, store_bytes=4)
+    assert (plan.config.load_width, plan.config.store_width) == (1, 1)
+    check(plan, "sm_90a")
