@@ -25,6 +25,9 @@ def run(tmp_path: Path) -> Run:
             cwd=tmp_path,
             env=os.environ
             | {"CUPYFLASH_CACHE_DIR": str(tmp_path / "cache")}
+            | {
+                "OPENBLAS_NUM_THREADS": "1"
+            }  # several wait for one another when tests run side by side
             | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
             | environment,
             text=True,
