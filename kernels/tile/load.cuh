@@ -33,8 +33,8 @@ __device__ inline void store_converted(T* shared, const Vector<Element, width>& 
 /// rows, so that an address is one addition away from the last.
 template <int threads, int rows, int vectors>
 struct LoadShape {
-  static constexpr int whole = vectors & -vectors;  // the largest power of two that divides it
-  static constexpr int lanes = whole < threads ? whole : threads;  // threads of a row
+  // Threads of a row: the largest power of two that divides both.
+  static constexpr int lanes = (vectors | threads) & -(vectors | threads);
   static constexpr int vectors_per_lane = vectors / lanes;
   static constexpr int rows_per_pass = threads / lanes;
   static constexpr int passes = (rows + rows_per_pass - 1) / rows_per_pass;
