@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 import secrets
 from numbers import Real
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ def finite_number(value: Any, name: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {value!r}")
+        raise ValueError(f"{name} must be finite, got {reprlib.repr(value)}")
     return number
 
 

@@ -55,9 +55,11 @@ class Recipe:
 
 def find(q: Any, k: Any, v: Any, options: Options) -> Recipe | None:
     """Return the recipe of an output-only call like this one, if there was one."""
+    if not (is_cupy(q) and is_cupy(k) and is_cupy(v)):
+        return None
     try:
         return _recipes.get(_key(q, k, v, options))
-    except (AttributeError, TypeError):  # no CuPy arrays, or options that hold arrays
+    except TypeError:  # options that hold arrays cannot be hashed
         return None
 
 

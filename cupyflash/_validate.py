@@ -149,22 +149,26 @@ def _require_place(array: Array, name: str, place: Place) -> None:
 def _common_dtype(query: Array, key: Array, value: Array) -> str:
     for name, array in (("q", query), ("k", key), ("v", value)):
         dtype = array.dtype
-        if dtype.name.startswith("float8"):
-            raise UnsupportedError(
-                f"{name} has dtype {dtype}: no engine computes in 8 bits yet; "
-                f"supported: {', '.join(FLOAT_DTYPES.values())}"
-            )
         if dtype not in FLOAT_DTYPES or not dtype.isnative:
-            raise TypeError(
-                f"{name} has dtype {dtype}; expected one of {', '.join(FLOAT_DTYPES.values())} in "
-                "native byte order (bfloat16 is ml_dtypes.bfloat16); use .astype"
-            )
+            raise _unusable_dtype(name, dtype)
         if dtype != query.dtype:
             raise TypeError(
                 f"q, k and v must have one dtype, got q {query.dtype} and {name} {dtype}; "
                 "use .astype"
             )
     return FLOAT_DTYPES[query.dtype]
+
+
+def _unusable_dtype(name: str, dtype: np.dtype[Any]) -> Exception:
+    supported = ", ".join(FLOAT_DTYPES.values())
+    if dtype.name.startswith("float8"):
+        return UnsupportedError(
+            f"{name} has dtype {dtype}: no engine computes in 8 bits yet; supported: {supported}"
+        )
+    return TypeError(
+        f"{name} has dtype {dtype}; expected one of {supported} in native byte order "
+        "(bfloat16 is ml_dtypes.bfloat16); use .astype"
+    )
 
 
 def _layout(query: Array, key: Array, value: Array, options: Options, *, varlen: bool) -> Layout:
