@@ -10,7 +10,7 @@ import pytest
 import cupyflash
 from cupyflash import Tiling
 
-SEQLEN = 3000
+SEQLEN = 2000
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -18,7 +18,7 @@ def test_peak_memory(rng, dtype):
     q, k, v, dout = (rng.normal(size=(1, SEQLEN, 1, 16)).astype(dtype) for _ in range(4))
     bias = rng.normal(size=(SEQLEN, 1)).astype(np.float32)
     options = {
-        "tiling": Tiling(64, 128),
+        "tiling": Tiling(64, 250),
         "mask": rng.random(SEQLEN) < 0.5,
         "bias": bias,
         "alibi_slopes": np.ones(1, np.float32),
@@ -31,5 +31,5 @@ def test_peak_memory(rng, dtype):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Copies of rows in float32 and a few tiles; one bool an element of (sq, sk) would be 9 MB.
+    # Copies of rows in float32 and a few tiles; one bool an element of (sq, sk) would be 4 MB.
     assert peak < 20 * SEQLEN * 16 * 4

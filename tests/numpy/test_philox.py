@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -47,5 +49,5 @@ def test_smaller_p_keeps_a_superset():
     masks = [keep_mask(3, 0, 0, np.arange(64), np.arange(64), p) for p in (0, 0.1, 0.5, 1 - 1e-12)]
     assert masks[0].all()
     assert not masks[3].any()  # the threshold is 2**32
-    assert all((small >= large).all() for small, large in zip(masks, masks[1:], strict=False))
+    assert all((small >= large).all() for small, large in itertools.pairwise(masks))
     assert abs(masks[2].mean() - 0.5) < 0.05

@@ -15,7 +15,7 @@ from tests.harness import call, check, draw, same_bits
 SMALL = Shape(seqlen_q=23, seqlen_k=34, head_dim=12, head_dim_v=9)
 
 
-@pytest.mark.parametrize("tiling", [(1, 1), (7, 5), (5, 64), (64, 3), (10**9, 10**9)])
+@pytest.mark.parametrize("tiling", [(1, 6), (7, 5), (5, 64), (64, 3), (10**9, 10**9)])
 @pytest.mark.parametrize("feature", ["plain", *cases.FEATURES])
 def test_feature_in_tiles_that_divide_nothing(rng, feature, tiling):
     features = ["dlse"] if feature == "plain" else [feature, "dlse"]
