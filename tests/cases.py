@@ -104,7 +104,7 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if set(pair) not in EXCLUSIV
 # any head_dim and softmax_scale are never optional.
 SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
-    "simt": frozenset({"causal", "top_left", "gqa", "dlse", "scale"}),
+    "simt": frozenset(FEATURES) - {"mask", "block_mask", "bias", "score_mod", "dropout"},
 }
 GPU_ENGINES = [engine for engine in SUPPORTED if engine != "numpy"]
 

@@ -19,8 +19,8 @@ Array = Any
 class Dense(NamedTuple):
     """Everything that one call defines.
 
-    ``dscores`` is the gradient of the final scores; ``terms`` is the largest sum of P * |dout * out|
-    (times d modified / d score), whose signed sum P * D the backward subtracts from P * dP.
+    ``dscores`` is the gradient of the final scores. ``terms`` is the largest P * sum |dout * out|,
+    whose signed sum P * D the backward subtracts from P * dP (times d modified / d score).
     """
 
     out: Array
@@ -225,7 +225,11 @@ def attention_varlen(
             dout=None if dout is None else dout[None, rows],
             dlse=None if dlse is None else dlse[None, :, rows], **options,
         )  # fmt: skip
-        out[rows], row_max[:, rows], row_sum[:, rows] = part.out[0], part.row_max[0], part.row_sum[0]
+        out[rows], row_max[:, rows], row_sum[:, rows] = (
+            part.out[0],
+            part.row_max[0],
+            part.row_sum[0],
+        )
         if dout is None:
             continue
         dq[rows], dk[keys], dv[keys] = part.dq[0], part.dk[0], part.dv[0]

@@ -62,11 +62,11 @@ def assert_close(
     measured = finite & np.isfinite(dense)
     naive = np.abs(dense[measured] - reference[measured]).max(initial=0)
     allowed = factor * naive + max(tiny(dtype, np.abs(reference[finite]).max()), noise)
-    worst = np.unravel_index(error.argmax(), error.shape)
+    worst, count = np.unravel_index(error.argmax(), error.shape), int((error > allowed).sum())
     assert error[worst] <= allowed, (
         f"{name}: off by {error[worst]:.3g} at {tuple(map(int, worst))} of {error.shape}: "
-        f"got {got[worst]:.9g}, reference {reference[worst]:.9g}, dense {dense[worst]:.9g}; allowed "
-        f"{allowed:.3g} = {factor} * {naive:.3g} + tiny; {int((error > allowed).sum())} too far off"
+        f"got {got[worst]:.9g}, reference {reference[worst]:.9g}, dense {dense[worst]:.9g}; "
+        f"allowed {allowed:.3g} = {factor} * {naive:.3g} + tiny; {count} too far off"
     )
 
 

@@ -61,7 +61,7 @@ def test_p4_an_entry_without_keys(engine, rng):
     mask = rng.random((3, 1, 1, 20)) < 0.6
     mask[0, ..., 0] = mask[2, ..., 0] = True
     mask[1] = False
-    result, _ = check(engine, mask=mask, **arguments)
+    result, _ = check(engine, mask=mask, deterministic=True, **arguments)
     for entry in (0, 2):
         one = slice(entry, entry + 1)
         alone = {n: x[one] for n, x in arguments.items() if isinstance(x, np.ndarray)}
@@ -204,7 +204,7 @@ def test_p12_values_of_another_width(engine, rng, widths, layout):
     seqlen, head_dim, head_dim_v = widths
     shape = Shape(2, seqlen, seqlen, 2, 2, head_dim, head_dim_v)
     arguments = draw(rng, shape, "float16", layout=layout)
-    result, _ = check(engine, **arguments)
+    result, _ = check(engine, deterministic=True, **arguments)
     scaled = call(engine, softmax_scale=head_dim**-0.5, **(arguments | {"dout": None}))
     assert same_bits(result.out, scaled.out)
 

@@ -56,8 +56,8 @@ def test_any_combination(engine, data):
         seqlen_q=data.draw(sizes),
         seqlen_k=data.draw(sizes),
         heads=data.draw(st.sampled_from([2, 4])),
-        head_dim=data.draw(st.sampled_from([1, 7, 16, 33])),
-        head_dim_v=data.draw(st.sampled_from([1, 7, 16, 33])),
+        head_dim=data.draw(st.sampled_from([7, 33])),
+        head_dim_v=data.draw(st.sampled_from([7, 33])),
     )
     dtype = data.draw(st.sampled_from(list(DTYPES)))
     layout = data.draw(st.sampled_from(["bshd", "bhsd"]))
@@ -84,7 +84,9 @@ def test_head_dim(engine, rng, head_dim):
     check(engine, **draw(rng, shape, rng.choice(list(DTYPES))))
 
 
-@pytest.mark.parametrize("features", [[], ["causal"], ["gqa", "varlen"], ["bias", "sinks"]], ids=str)
+@pytest.mark.parametrize(
+    "features", [[], ["causal"], ["gqa", "varlen"], ["bias", "sinks"]], ids="-".join
+)
 @pytest.mark.parametrize("empty", ["batch", "seqlen_q", "seqlen_k"])
 def test_empty(engine, rng, empty, features):
     arguments = draw(rng, Shape(**{empty: 0}), "float16", features)
@@ -328,8 +330,11 @@ def test_seed_is_drawn_once_and_saved(engine, rng):
 # --- tiles, state -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("features", [[], ["causal", "gqa"], ["window", "dropout"],
-                                      ["block_mask", "sinks"], ["varlen", "mask"]], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "features",
+    [[], ["causal", "gqa"], ["window", "dropout"], ["block_mask", "sinks"], ["varlen", "mask"]],
+    ids="-".join,
+)
 @pytest.mark.parametrize("tile", [(1, 1), (16, 64), (7, 5), (1000, 1000)], ids=str)
 def test_results_do_not_depend_on_the_tiling(rng, tile, features):
     tiling = cupyflash.Tiling(block_m=tile[0], block_n=tile[1])
@@ -353,7 +358,7 @@ def test_saved_state_holds_inputs_options_and_statistics(engine, rng):
     assert saved.out is out
     for mine, kept in ((q, saved.q), (k, saved.k), (v, saved.v)):
         assert to_host(kept) is not None and kept.shape == mine.shape
-        assert np.shares_memory(kept, mine) if engine == "numpy" else kept.data == mine.data
+        assert np.shares_memory(kept, mine) if engine == "numpy" else kept.data.ptr == mine.data.ptr
     assert saved.options.causal is True
     row_max, row_sum, lse = map(to_host, (saved.row_max, saved.row_sum, saved.lse))
     np.testing.assert_allclose(lse, row_max + np.log(row_sum), rtol=1e-6)
@@ -366,8 +371,11 @@ def test_saved_state_holds_inputs_options_and_statistics(engine, rng):
 # --- varlen -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hints", [{"max_seqlen_q": 1, "max_seqlen_k": 1},
-                                   {"max_seqlen_q": 0}, {"max_seqlen_k": 10**9}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "hints",
+    [{"max_seqlen_q": 1, "max_seqlen_k": 1}, {"max_seqlen_q": 0}, {"max_seqlen_k": 10**9}],
+    ids=str,
+)
 def test_varlen_hints_are_not_trusted(engine, rng, hints):
     arguments = draw(rng, Shape(), "float32", ["varlen", "causal"])
     right, hinted = call(engine, **arguments), call(engine, **arguments, **hints)

@@ -12,7 +12,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 
 def _attention(q, k, v, mask=None, **attributes):
-    """Run the operator; arrays are (b, h, s, d), `mask` bool or additive (b or 1, h or 1, sq, sk)."""
+    """Run the operator; arrays are (b, h, s, d), `mask` is bool or added to the scores."""
     inputs = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
     kinds = {n: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for n, x in inputs.items()}
     node = onnx.helper.make_node("Attention", list(inputs), ["out"], **attributes)
@@ -20,7 +20,7 @@ def _attention(q, k, v, mask=None, **attributes):
         [node],
         "attention",
         [onnx.helper.make_tensor_value_info(n, kinds[n], x.shape) for n, x in inputs.items()],
-        [onnx.helper.make_tensor_value_info("out", kinds["q"], None)],
+        [onnx.helper.make_tensor_value_info("out", kinds["q"], list("bhsd"))],
     )
     opsets = [onnx.helper.make_opsetid("", 23)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -66,7 +66,9 @@ def test_gradients_are_those_of_finite_differences(rng):
         for _ in range(8):
             index = tuple(int(rng.integers(n)) for n in array.shape)
             difference = (loss(name, index, 1e-5) - loss(name, index, -1e-5)) / 2e-5
-            assert getattr(grads, f"d{name}")[index] == pytest.approx(difference, rel=1e-5, abs=1e-7)
+            assert getattr(grads, f"d{name}")[index] == pytest.approx(
+                difference, rel=1e-5, abs=1e-7
+            )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -85,7 +87,9 @@ def test_varlen_is_the_entries_one_by_one(rng):
     first = reference.attention(q[None, :3], k[None, :4], v[None, :4], dout=q[None, :3])
     np.testing.assert_array_equal(dense.out[:3], first.out[0])
     np.testing.assert_array_equal(dense.dk[:4], first.dk[0])
-    assert not dense.out[3:].any() and not dense.dk[5:].any() and (dense.lse[:, 3:] == -np.inf).all()
+    assert (
+        not dense.out[3:].any() and not dense.dk[5:].any() and (dense.lse[:, 3:] == -np.inf).all()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Every test in this folder runs on each GPU engine, and is skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases import GPU_ENGINES
+
+
+def _reason_to_skip() -> str | None:
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    import cupy
+
+    return None if cupy.cuda.is_available() else "no GPU"
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Mark this folder's tests, and drop shared ones that do not ask for an engine."""
+    here, reason = Path(__file__).parent, _reason_to_skip()
+    mine = [item for item in items if here in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.cuda)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    host_only = {
+        item
+        for item in mine
+        if item.function.__module__.startswith("tests.unit.") and "engine" not in item.fixturenames
+    }
+    if host_only:
+        config.hook.pytest_deselected(items=sorted(host_only, key=lambda item: item.nodeid))
+        items[:] = [item for item in items if item not in host_only]
+
+
+@pytest.fixture(scope="session", params=GPU_ENGINES)
+def engine(request: Any) -> str:
+    """The GPU engine under test, in place of tests/conftest.py's."""
+    return request.param
