@@ -62,7 +62,7 @@ struct BackwardShape {
     T ones[rows];
 #pragma unroll
     for (int i = 0; i < rows; ++i) ones[i] = T(1);
-    accumulate_product<product_registers>(sums, ones, left, lane_row(), right);
+    accumulate_product<working_registers>(sums, ones, left, lane_row(), right);
   }
 
   /// Products to scores; the gradients of the scores as far as the row statistics go in by
@@ -85,7 +85,7 @@ struct BackwardShape {
   }
 
  private:
-  static constexpr int product_registers = 32;
+  static constexpr int working_registers = 64;
 };
 
 }  // namespace cupyflash

@@ -90,7 +90,7 @@ struct ForwardMainloop {
       wait_for_loads();
       if (n + 1 < key_tiles.end) load(storage.key, key, tile_keys.end, valid_keys);
       if (active) {
-        accumulate_product<product_registers>(state.sums, correction, storage.probabilities,
+        accumulate_product<working_registers>(state.sums, correction, storage.probabilities,
                                               lane_row(), storage.value);
       }
     }
@@ -98,10 +98,10 @@ struct ForwardMainloop {
   }
 
  private:
-  // The partial product takes the registers of the scores, which are no longer needed; a wide
-  // head_dim leaves room for less.
+  // The product takes the registers of the scores, which are no longer needed; a wide head_dim
+  // leaves room for less.
   static constexpr int sum_registers = Shape::rows * Shape::cols_v * int(sizeof(T) / 4);
-  static constexpr int product_registers = sum_registers < 128 ? 64 : 32;
+  static constexpr int working_registers = sum_registers < 96 ? 128 : 64;
 
   /// S = score(Q K^T), then P = exp(S - m) into shared memory.
   __device__ void attend(ForwardState<config>& state, T (&correction)[Shape::rows], int first_key,

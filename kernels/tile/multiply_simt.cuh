@@ -108,13 +108,15 @@ __device__ void accumulate_from(Fragment<T, rows, cols>& sums, const T (&scale)[
 /// c / width * 8 * width + LaneGrid::col() * width + c % width. The product of one tile is summed
 /// on its own before it joins `sums`: the rounding error then grows with the number of tiles
 /// instead of the number of keys, and the rescaling costs no instruction of its own.
-/// `product_registers` bounds the size of that product, column groups being taken in turn.
-template <int product_registers, class T, int rows, int cols, class Left, class Right>
+/// `working_registers` bounds what that product and the vectors of `right` take, column groups
+/// being taken in turn.
+template <int working_registers, class T, int rows, int cols, class Left, class Right>
 __device__ void accumulate_product(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
                                    const Left& left, int first_row, const Right& right) {
-  constexpr int group_registers = rows * widest<T> * int(sizeof(T) / 4);
+  constexpr int width = widest<T>;
+  constexpr int group_registers = (rows + width) * width * int(sizeof(T) / 4);
   constexpr int group_limit =
-      product_registers > group_registers ? product_registers / group_registers : 1;
+      working_registers > group_registers ? working_registers / group_registers : 1;
   static_assert(Left::cols == Right::rows && Right::cols == cols * LaneGrid::cols);
   static_assert(cols % widest<T> == 0 && Right::rows % widest<T> == 0);
   accumulate_from<0, group_limit>(sums, scale, left, first_row, right);
