@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("tests.harness", "tests.tolerance")
+pytest.register_assert_rewrite("tests.harness", "tests.memory", "tests.tolerance")
 
 settings.register_profile(
     "cupyflash",

@@ -9,7 +9,8 @@ import pytest
 
 import cupyflash
 from tests.cases import FEATURES, SUPPORTED, Shape
-from tests.harness import call, draw, require, same_bits, to_engine, to_host
+from tests.harness import call, draw, require, same_bits
+from tests.memory import to_engine, to_host
 from tests.tolerance import assert_close
 
 cupy = pytest.importorskip("cupy")

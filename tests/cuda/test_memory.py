@@ -7,7 +7,8 @@ import pytest
 
 import cupyflash
 from tests.cases import DTYPES, Shape
-from tests.harness import Guarded, call, check, draw, require, same_bits, to_engine, to_host
+from tests.harness import call, check, draw, require, same_bits
+from tests.memory import Guarded, to_engine, to_host
 
 cupy = pytest.importorskip("cupy")
 

@@ -1,3 +1,3 @@
-"""tests/unit/test_metamorphic.py on the GPU engines: conftest.py here gives another `engine`."""
+"""tests/unit/test_metamorphic.py on the GPU engines."""
 
 from tests.unit.test_metamorphic import *  # noqa: F403

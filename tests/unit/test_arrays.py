@@ -10,18 +10,8 @@ import pytest
 
 import cupyflash
 from tests.cases import DTYPES, Shape
-from tests.harness import (
-    Guarded,
-    call,
-    check,
-    draw,
-    fill_nan,
-    poisoned,
-    require,
-    same_bits,
-    to_engine,
-    to_host,
-)
+from tests.harness import call, check, draw, require, same_bits
+from tests.memory import Guarded, fill_nan, poisoned, to_engine, to_host
 
 # --- strides ------------------------------------------------------------------------------------
 

@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 import cupyflash
 from tests import cases, reference
 from tests.cases import DTYPES, Shape
-from tests.harness import (
-    call,
-    check,
-    compare,
-    draw,
-    expected,
-    require,
-    same_bits,
-    to_engine,
-    to_host,
-)
+from tests.harness import call, check, compare, draw, expected, require, same_bits
+from tests.memory import to_engine, to_host
 from tests.tolerance import assert_close
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import cupyflash
 from tests.cases import DTYPES, Shape
-from tests.harness import call, compare, draw, expected, require, same_bits, to_engine, to_host
+from tests.harness import call, compare, draw, expected, require, same_bits
+from tests.memory import to_engine, to_host
 from tests.tolerance import assert_close
 
 PARTS = ("out", "row_max", "row_sum", "lse", "dq", "dk", "dv")

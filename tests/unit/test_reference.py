@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import cases, reference
+from tests.memory import Guarded, poisoned
 from tests.tolerance import assert_close
 
 ONES = 2**32 - 1
@@ -125,3 +126,26 @@ def test_the_matrix_covers_every_length_width_and_kind():
         assert {case.dtype for case in matrix} == set(list(cases.DTYPES)[:3])
     pairs = {(case.causal, case.dtype, case.heads) for case in cases.matrix(full=True)}
     assert len(pairs) == 27
+
+
+@pytest.mark.parametrize("kind", Guarded.KINDS)
+def test_guards_see_a_stray_byte_and_allow_the_view(rng, kind):
+    guarded = Guarded("numpy", (2, 3, 4), np.dtype(np.float16), kind, rng)
+    guarded.assert_unchanged()
+    guarded.view[...] = 0
+    guarded.assert_rest_unchanged()
+    with pytest.raises(AssertionError, match="bytes of a rejected call"):
+        guarded.assert_unchanged()
+    outside = guarded._buffer[guarded._outside]
+    outside[rng.integers(outside.size)] = 0
+    guarded._buffer[guarded._outside] = outside
+    with pytest.raises(AssertionError, match="around"):
+        guarded.assert_rest_unchanged()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_poisoned_memory_is_nan(dtype):
+    with poisoned("numpy"):
+        x, y = np.empty((3, 4), cases.DTYPES[dtype]), np.empty_like(np.zeros(2, bool))
+    assert np.isnan(x.astype(np.float64)).all() and y.dtype == bool
+    assert np.empty.__name__ == "empty"  # and only there
