@@ -87,8 +87,10 @@ def _as_given(call: Call) -> bool:
 
 def _key(q: Array, k: Array, v: Array, options: Options) -> Hashable:
     q_data, k_data, v_data = q.data, k.data, v.data
+    window = options.window
     return (
-        options,
+        # The types too: True equals 1, yet only one of them is a window's bound.
+        options, *map(type, options), *map(type, window or ()),
         q.shape, q.strides, q.dtype, q_data.device_id,
         k.shape, k.strides, k.dtype, k_data.device_id,
         v.shape, v.strides, v.dtype, v_data.device_id,

@@ -360,12 +360,12 @@ def _broadcast(array: Array, name: str, scores: _ScoreShape) -> Array:
     """Return `array` with 4 axes, size 1 where it broadcasts."""
     if array.ndim > 4:
         raise ValueError(f"{name} must have at most 4 axes (b, h, sq, sk), got {describe(array)}")
-    array = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array
-    if not scores.broadcasts(array.shape):
+    spread = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    if not scores.broadcasts(spread.shape):
         raise ValueError(
             f"{name} must broadcast to (b, h, sq, sk) = {scores}, got {describe(array)}"
         )
-    return array
+    return spread
 
 
 def _alibi_slopes(x: Any, scores: _ScoreShape, place: Place) -> Array:

@@ -30,6 +30,7 @@ COVERED = (  # what a GPU run vouches for
     "cupyflash/_layout.py",
     "cupyflash/_options.py",
     "cupyflash/_problem.py",
+    "cupyflash/_recipe.py",
     "cupyflash/_validate.py",
     "cupyflash/attention.py",
     "cupyflash/state.py",
