@@ -1,0 +1,72 @@
+"""Small calls for compute-sanitizer to watch: every tile path of every GPU engine.
+
+For each tool among memcheck, racecheck, synccheck and initcheck::
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitize.py
+
+Each array has an allocation of its own, so that memcheck sees every byte that is read or written
+beyond one.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+from cupyflash import flash_attention_backward, flash_attention_forward
+from cupyflash import flash_attention_varlen_forward as varlen_forward
+from cupyflash.errors import UnsupportedError
+
+ENGINES = ("simt", "mma", "wgmma")
+DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+SHAPES = (  # sq, sk, h, hk, d, dv: more than one tile, ragged ends, every kind of head_dim
+    (150, 201, 4, 2, 64, 64),
+    (70, 133, 2, 1, 128, 128),
+    (65, 40, 1, 1, 59, 37),
+    (40, 70, 1, 1, 256, 192),
+)
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (20, 5)})
+
+
+def main() -> None:
+    """Run everything once; the sanitizer reports what it sees."""
+    cupy.cuda.set_allocator(None)
+    calls = 0
+    for engine, dtype, shape in product(ENGINES, DTYPES, SHAPES):
+        seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v = shape
+        query, key, value, grad_out = (
+            draw(dims, dtype)
+            for dims in (
+                (1, seqlen_q, heads, head_dim),
+                (1, seqlen_k, heads_kv, head_dim),
+                (1, seqlen_k, heads_kv, head_dim_v),
+                (1, seqlen_q, heads, head_dim_v),
+            )
+        )
+        cu_seqlens_q = cupy.asarray([0, 3, 3, seqlen_q - 1], "int32")
+        cu_seqlens_k = cupy.asarray([0, 0, 30, seqlen_k - 2], "int32")
+        for options in OPTIONS:
+            try:
+                _, saved = flash_attention_forward(query, key, value, engine=engine, **options)
+                flash_attention_backward(grad_out, saved, dlse=cupy.ones_like(saved.lse))
+                packed = (query[0], key[0], value[0], cu_seqlens_q, cu_seqlens_k)
+                _, saved = varlen_forward(*packed, engine=engine, **options)
+                flash_attention_backward(grad_out[0], saved)
+            except UnsupportedError:
+                continue
+            calls += 4
+    cupy.cuda.runtime.deviceSynchronize()
+    print(f"{calls} calls watched")
+
+
+def draw(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Standard normal values."""
+    return cupy.random.standard_normal(shape, cupy.float32).astype(dtype)
+
+
+if __name__ == "__main__":
+    main()
