@@ -6,13 +6,9 @@ stands in for the -inf, so that ``-inf - row_max`` never becomes NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from cupyflash._problem import Array
-
-_STRIP_BYTES = 2**24
 
 
 class OnlineSoftmax:
@@ -30,17 +26,14 @@ class OnlineSoftmax:
 
         Returns the factor ``(rows, 1)`` by which everything summed so far must shrink.
         """
-        correction = np.empty_like(self.row_max)
-        for rows in _strips(scores):
-            strip, row_sum = scores[rows], self.row_sum[rows]
-            row_max = np.maximum(self.row_max[rows], strip.max(axis=1, keepdims=True))
-            shift = _shift(row_max)
-            strip -= shift
-            np.exp(strip, out=strip)
-            np.exp(self.row_max[rows] - shift, out=correction[rows])
-            row_sum *= correction[rows]
-            row_sum += strip.sum(axis=1, keepdims=True)
-            self.row_max[rows] = row_max
+        row_max = np.maximum(self.row_max, np.maximum.reduce(scores, axis=1, keepdims=True))
+        shift = _shift(row_max)
+        scores -= shift
+        np.exp(scores, out=scores)
+        correction: Array = np.exp(self.row_max - shift)
+        self.row_sum *= correction
+        self.row_sum += np.add.reduce(scores, axis=1, keepdims=True)
+        self.row_max = row_max
         return correction
 
     def normaliser(self) -> Array:
@@ -50,18 +43,9 @@ class OnlineSoftmax:
 
 def probabilities(scores: Array, row_max: Array, row_sum: Array) -> None:
     """Turn scores into ``exp(scores - row_max) / row_sum`` in place, from saved statistics."""
-    for rows in _strips(scores):
-        strip = scores[rows]
-        strip -= _shift(row_max[rows])
-        np.exp(strip, out=strip)
-        strip *= _normaliser(row_sum[rows])
-
-
-def _strips(scores: Array) -> Iterator[slice]:
-    """Rows of a tile that stay in a core's cache from one pass over them to the next."""
-    height = max(1, _STRIP_BYTES // (scores.itemsize * scores.shape[1]))
-    for start in range(0, len(scores), height):
-        yield slice(start, start + height)
+    scores -= _shift(row_max)
+    np.exp(scores, out=scores)
+    scores *= _normaliser(row_sum)
 
 
 def _shift(row_max: Array) -> Array:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupyflash import Tiling
+from cupyflash import Tiling, flash_attention_backward, flash_attention_forward
 from tests import cases
 from tests.cases import Shape
 from tests.harness import call, check, draw, same_bits
@@ -33,6 +35,23 @@ def test_any_pair_in_any_tiles(pair, tiling, lengths, dtype, seed):
     shape = SMALL._replace(seqlen_q=lengths[0], seqlen_k=lengths[1])
     arguments = draw(np.random.default_rng(seed), shape, dtype, [*pair, "gqa"])
     check("numpy", tiling=tiling, **arguments)
+
+
+def test_threads_do_not_disturb_each_other(rng):
+    calls = [draw(rng, SMALL, features=pair) for pair in cases.PAIRS[:12]]
+
+    def attend(arguments):
+        arrays = [arguments[name] for name in "qkv"]
+        options = {k: x for k, x in arguments.items() if k not in ("q", "k", "v", "dout", "dlse")}
+        out, saved = flash_attention_forward(*arrays, tiling=Tiling(7, 5), **options)
+        return out, *flash_attention_backward(arguments["dout"], saved)[:3]
+
+    calls = [arguments for arguments in calls if "cu_seqlens" not in arguments]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(attend, calls * 3))
+    alone = [attend(arguments) for arguments in calls] * 3
+    for one, other in zip(together, alone, strict=True):
+        assert all(map(same_bits, one, other))
 
 
 def test_repeated_calls_are_bit_equal(rng):

@@ -24,7 +24,9 @@ def assert_poison_is_unseen(arguments, places, poison, tiling, **options):
             drawn[name][index] = value
         results.append(call("numpy", tiling=tiling, **drawn, **options))
     for name, clean, poisoned in zip(results[0]._fields, *results, strict=True):
-        if name == "dscore_params":
+        if name == "dscore_params" and clean:
+            clean, poisoned = clean["gain"], poisoned["gain"]
+        elif name == "dscore_params":
             continue
         assert clean is None or same_bits(clean, poisoned), name
         assert clean is None or not np.isnan(clean).any(), name
@@ -56,10 +58,14 @@ def test_keys(rng, kind, poison, tiling):
         options["softcap"] = 2.0
     if kind == "score_mod":
         options["score_mod"] = ScoreMod(
-            "score * score",
-            "2 * score",
-            numpy_forward=lambda score, b, h, i, j: score * score,
-            numpy_backward=lambda score, b, h, i, j: 2 * score,
+            "gain[h] * score * score",
+            "2 * gain[h] * score",
+            {"gain": np.ones(SHAPE.heads, np.float32)},
+            numpy_forward=lambda score, b, h, i, j, gain: gain[h] * score * score,
+            numpy_backward=lambda score, b, h, i, j, gain: (
+                2 * gain[h] * score,
+                {"gain": ((h,), score * score)},
+            ),
         )
     arguments = draw(rng, SHAPE, features=["gqa", "dlse", "sinks"])
     places = {"k": (slice(None), keys), "v": (slice(None), keys)}
