@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+
 from cupyflash import _engines
 from cupyflash._arrays import HOST, Place, as_array, contiguous_last_axis, has_contiguous_last_axis
 from cupyflash._problem import GradientBuffers
@@ -106,7 +108,8 @@ def _presented(call: Call, buffers: GradientBuffers) -> Gradients:
     dbias = buffers.dbias
     if dbias is not None:
         bias = as_array(call.options.bias, "bias")
-        dbias = dbias.reshape(bias.shape).astype(bias.dtype, copy=False)
+        with np.errstate(over="ignore"):  # a sum beyond a 16-bit dtype's range is inf there
+            dbias = dbias.reshape(bias.shape).astype(bias.dtype, copy=False)
     return Gradients(
         users(buffers.dq),
         users(buffers.dk),

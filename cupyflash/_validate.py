@@ -134,6 +134,16 @@ def bind_gradient(x: Any, name: str, expected: Array, place: Place, dtype: Any) 
     return gradient
 
 
+def require_score_derivative(call: Call) -> None:
+    """Check that the call's score_mod can be differentiated where its arrays live."""
+    score_mod = call.operands.score_mod
+    if score_mod is not None and call.place == HOST and score_mod.numpy_backward is None:
+        raise UnsupportedError(
+            "score_mod has no numpy_backward, so its call has no gradients on the host; "
+            "give ScoreMod(..., numpy_backward=...)"
+        )
+
+
 # --- q, k, v ------------------------------------------------------------------------------------
 
 

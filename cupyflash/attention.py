@@ -217,6 +217,7 @@ def flash_attention_backward(
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
     place = saved._call.place
+    _validate.require_score_derivative(saved._call)
     grad_out = _validate.bind_gradient(dout, "dout", saved.out, place, saved._call.arrays[0].dtype)
     grad_lse = None
     if dlse is not None:

@@ -239,6 +239,11 @@ def attention_varlen(
             _entry(dbias, entry, lengths)[...] += part.dbias
         if dsinks is not None:
             dsinks += part.dsinks
+    if options.get("sinks") is not None:  # behind the last entry a row sees its sink only
+        end = cu_seqlens_q[-1]
+        row_max[:, end:], row_sum[:, end:] = np.asarray(options["sinks"], work)[:, None], 1
+        if dout is not None and dlse is not None:
+            dsinks += dlse[:, end:].sum(axis=1)
     with np.errstate(divide="ignore"):
         lse = row_max + np.log(row_sum)
     return Dense(out, row_max, row_sum, lse, dq, dk, dv, dbias, dsinks, dscores, terms)

@@ -70,6 +70,9 @@ def backward(
                 sequence.keys(gradients.dk, head_kv)[...] = keys.grad_key
                 sequence.keys(gradients.dv, head_kv)[...] = keys.grad_value
         if gradients.dsinks is not None:
+            if problem.varlen and grad_lse is not None:
+                # Behind the last entry a sink is all that a row has, and lse is the sink itself.
+                grad_sinks += grad_lse[:, tail_start(operands.cu_seqlens_q) :].sum(axis=1)
             gradients.dsinks[...] = grad_sinks
 
 

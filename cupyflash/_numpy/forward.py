@@ -59,9 +59,10 @@ def forward(
                         head_sum[rows] = softmax.row_sum[:, 0]
         if problem.varlen:
             tail = tail_start(operands.cu_seqlens_q)
+            sinks = operands.sinks
             out[tail:] = 0
-            row_max[:, tail:] = -np.inf
-            row_sum[:, tail:] = 0
+            row_max[:, tail:] = -np.inf if sinks is None else sinks[:, None]
+            row_sum[:, tail:] = 0 if sinks is None else 1
 
 
 def _attend(
