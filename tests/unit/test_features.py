@@ -120,17 +120,21 @@ def test_keys_that_nobody_sees_may_hold_anything(engine, rng, kind, value):
     assert not result.dk[unseen].any() and not result.dv[unseen].any()
 
 
-@pytest.mark.parametrize("features", [[], ["causal"], ["bias", "mask"]], ids=str)
+@pytest.mark.parametrize("features", [[], ["causal"], ["bias", "mask"], ["sinks", "dlse"]])
 def test_tokens_past_the_last_entry_may_hold_anything(engine, rng, features):
     arguments = draw(rng, Shape(seqlen_q=30, seqlen_k=50), "float32", ["varlen", *features])
     ends = [int(cu[-1]) for cu in arguments["cu_seqlens"]]
     for name in ("q", "k", "v", "dout"):
         tail = np.full((9, *arguments[name].shape[1:]), np.nan, np.float32)
         arguments[name] = np.concatenate([arguments[name], tail])
+    if "dlse" in features:  # a row's sink still has a gradient
+        arguments["dlse"] = rng.normal(size=(4, ends[0] + 9)).astype(np.float32)
     result, _ = check(engine, **arguments)
     for name, end in (("out", ends[0]), ("dq", ends[0]), ("dk", ends[1]), ("dv", ends[1])):
         assert len(getattr(result, name)) == end + 9 and not getattr(result, name)[end:].any()
-    assert (result.lse[:, ends[0] :] == -np.inf).all() and not result.row_sum[:, ends[0] :].any()
+    row_max, row_sum = (-np.inf, 0) if "sinks" not in features else (arguments["sinks"][:, None], 1)
+    assert (result.row_max[:, ends[0] :] == row_max).all()
+    assert (result.row_sum[:, ends[0] :] == row_sum).all()
 
 
 def test_rows_that_see_no_key(engine, rng):
