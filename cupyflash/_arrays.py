@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from cupyflash._cuda.device import require_cupy
 from cupyflash.errors import NoDeviceError
 
 Array = Any
@@ -31,26 +31,14 @@ class Place(NamedTuple):
     device_id: int | None
 
     @property
-    def namespace(self) -> ModuleType:
-        return np if self.device_id is None else cupy_module()
+    def namespace(self) -> Any:
+        return np if self.device_id is None else require_cupy()
 
     def __str__(self) -> str:
         return "host (NumPy)" if self.device_id is None else f"CUDA device {self.device_id}"
 
 
 HOST = Place(None)
-
-
-def cupy_module() -> ModuleType:
-    """Import CuPy, or say how to get it."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise NoDeviceError(
-            f"device arrays need CuPy, which cannot be imported here ({error}); "
-            "install it with pip install 'cupyflash[cuda13]' or 'cupyflash[cuda12]'"
-        ) from error
-    return cupy  # type: ignore[no-any-return]
 
 
 def is_cupy(x: Any) -> bool:
@@ -84,17 +72,25 @@ def as_array(x: Any, name: str) -> Array:
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return _from_dlpack(x, name)
     if hasattr(x, "__cuda_array_interface__"):
-        return cupy_module().asarray(x)
+        return _cupy_for(name).asarray(x)
     raise TypeError(
         f"{name} must be an array (NumPy, CuPy, or anything with __dlpack__ or "
         f"__cuda_array_interface__), got {type(x).__name__}; wrap it in numpy.asarray first"
     )
 
 
+def _cupy_for(name: str) -> Any:
+    """CuPy, which the device array `name` needs."""
+    try:
+        return require_cupy()
+    except NoDeviceError as error:
+        raise NoDeviceError(f"{name} is a device array, but {error}") from error
+
+
 def _from_dlpack(x: Any, name: str) -> Array:
     kind = int(x.__dlpack_device__()[0])
     if kind in _DLPACK_CUDA_KINDS:
-        return _shared(cupy_module().from_dlpack, x, name)
+        return _shared(_cupy_for(name).from_dlpack, x, name)
     if kind in _DLPACK_HOST_KINDS:
         try:
             return np.from_dlpack(x)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from cupyflash._arrays import cupy_module, is_cupy
+from cupyflash._arrays import is_cupy
+from cupyflash._cuda.device import require_cupy
 from cupyflash._options import Options
 from cupyflash._validate import Call
 
@@ -28,7 +29,7 @@ class Recipe:
     def __init__(self, call: Call, out: Array) -> None:
         from cupyflash._cuda.forward import prepare
 
-        self._cupy = cupy_module()
+        self._cupy = require_cupy()
         self._device_id = call.place.device_id
         self._shape, self._dtype = out.shape, out.dtype
         self._launcher, self._blocks = prepare(
