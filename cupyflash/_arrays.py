@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -33,6 +34,15 @@ class Place(NamedTuple):
     @property
     def namespace(self) -> Any:
         return np if self.device_id is None else require_cupy()
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Make this device current, as allocations and launches go there."""
+        if self.device_id is None:
+            return nullcontext()
+        cuda = require_cupy().cuda
+        if cuda.runtime.getDevice() == self.device_id:
+            return nullcontext()
+        return cuda.Device(self.device_id)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         return "host (NumPy)" if self.device_id is None else f"CUDA device {self.device_id}"
@@ -94,7 +104,9 @@ def _from_dlpack(x: Any, name: str) -> Array:
     if kind in _DLPACK_HOST_KINDS:
         try:
             return np.from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError):
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            if name == "out":  # what follows may copy, and nobody would see what is written
+                raise TypeError(f"out does not share its memory: {error}") from error
             # NumPy's DLPack knows no bfloat16, and no read-only producer of protocol 0.
             return _shared(_host_view, x, name)
     raise TypeError(
@@ -121,6 +133,26 @@ def _shared(convert: Any, x: Any, name: str) -> Array:
         ) from error
 
 
+def as_boolean(x: Any, name: str) -> Array:
+    """Like `as_array`; TypeError unless the dtype is bool."""
+    array = as_array(x, name)
+    if array.dtype != np.bool_:
+        raise TypeError(
+            f"{name} must have dtype bool (True = takes part), got {describe(array)}; "
+            "an additive mask is a bias"
+        )
+    return array
+
+
+def require_place(array: Array, name: str, place: Place) -> None:
+    found = place_of(array)
+    if found != place:
+        raise TypeError(
+            f"{name} lives on the {found} but q on the {place}; all arrays of one call must live "
+            "in one place: use cupy.asarray or cupy.asnumpy"
+        )
+
+
 def describe(array: Array) -> str:
     return f"shape {tuple(array.shape)}, dtype {array.dtype}"
 
@@ -134,7 +166,10 @@ def has_contiguous_last_axis(array: Array) -> bool:
 
 def contiguous_last_axis(array: Array) -> Array:
     """Return `array`, copied only if it has no contiguous last axis."""
-    return array if has_contiguous_last_axis(array) else array.copy(order="C")
+    if has_contiguous_last_axis(array):
+        return array
+    with place_of(array).current():
+        return array.copy(order="C")
 
 
 def memory_overlaps(a: Array, b: Array) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | Non
     xp = call.place.namespace
     *lead, _ = operands.query.shape
     statistics_shape = _statistics_shape(call)
-    with _on(call.place):
+    with call.place.current():
         out = call.out
         if out is None:
             out = xp.empty(
@@ -32,7 +31,7 @@ def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | Non
         target = layout.canonical(as_array(out, "out"))
         written = target if _engine_writes(target, call.place) else xp.empty_like(target, order="C")
         row_max = row_sum = None
-        if save or call.place == HOST:  # the NumPy engine keeps its running statistics there
+        if save or call.place == HOST:  # the NumPy engine always writes them
             row_max = xp.empty(statistics_shape, problem.accumulator_dtype)
             row_sum = xp.empty(statistics_shape, problem.accumulator_dtype)
         _engines.implementation(engine, "forward").forward(
@@ -52,7 +51,7 @@ def backward(
     call = saved._call
     problem, operands, layout = call.problem, call.operands, call.layout
     engine = _engines.select(problem, call.place, call.options.engine)
-    with _on(call.place):
+    with call.place.current():
         buffers = _gradient_buffers(call)
         _engines.implementation(engine, "backward").backward(
             problem,
@@ -123,13 +122,3 @@ def _presented(call: Call, buffers: GradientBuffers) -> Gradients:
 def _engine_writes(array: Array, place: Place) -> bool:
     """Whether an engine can write `array` in place: GPU engines want a dense last axis."""
     return place == HOST or has_contiguous_last_axis(array)
-
-
-def _on(place: Place) -> AbstractContextManager[Any]:
-    """Make the arrays' device current, as allocations and launches go there."""
-    if place == HOST:
-        return nullcontext()
-    cuda = place.namespace.cuda
-    if cuda.runtime.getDevice() == place.device_id:
-        return nullcontext()
-    return cuda.Device(place.device_id)  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from cupyflash._arrays import HOST, Place
-from cupyflash._options import ENGINES
+from cupyflash._cuda.device import require_cupy
 from cupyflash._problem import Problem
 from cupyflash.errors import NoDeviceError, UnsupportedError
 from cupyflash.tiling import Tiling
@@ -33,7 +33,7 @@ def select(problem: Problem, place: Place, named: str | None) -> str:
         raise _gpu_engine_for_host(named)
     if named == "numpy":
         raise UnsupportedError(
-            f"engine='numpy' serves host arrays, and these live on the {place}; "
+            f"engine='numpy' serves host arrays, and this call is for the {place}; "
             "use cupy.asnumpy, or engine=None"
         )
     candidates = _GPU_PLANS if named is None else {named: _GPU_PLANS.get(named)}
@@ -72,7 +72,6 @@ def _missing(problem: Problem, module: str | None) -> list[str]:
 
 
 def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
-    assert named in ENGINES
     message = (
         f"engine={named!r} runs on a GPU and these arrays are NumPy's; "
         "move them with cupy.asarray, or use engine=None"
@@ -82,10 +81,10 @@ def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
 
 def _has_device() -> bool:
     try:
-        import cupy
-    except ImportError:
+        require_cupy()
+    except NoDeviceError:
         return False
-    return bool(cupy.cuda.is_available())
+    return True
 
 
 def implementation(engine: str, pass_name: str) -> Any:

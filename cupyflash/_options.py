@@ -9,11 +9,15 @@ import secrets
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cupyflash.tiling import Tiling
 
 LAYOUTS = ("bshd", "bhsd")
 ENGINES = ("numpy", "simt", "mma", "wgmma")
 _SEED_END = 2**64
+# Of the largest number: such a cap changes scores by less than rounding, unless they overflow soon.
+_HARMLESS_CAP = 2.0**-24
 
 
 class Options(NamedTuple):
@@ -48,17 +52,21 @@ def finite_number(value: Any, name: str) -> float:
     return number
 
 
-def softmax_scale(value: Any, head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim) if value is None else finite_number(value, "softmax_scale")
+def softmax_scale(value: Any, head_dim: int, largest: float) -> float:
+    """Return the checked scale, no larger than what the accumulator can hold."""
+    if value is None:
+        return 1.0 / math.sqrt(head_dim)
+    return max(-largest, min(finite_number(value, "softmax_scale"), largest))
 
 
-def softcap(value: Any) -> float | None:
+def softcap(value: Any, largest: float) -> float | None:
+    """Return the checked cap; None for one that no accumulator could tell from no cap."""
     if value is None:
         return None
     cap = finite_number(value, "softcap")
     if cap < 0:
         raise ValueError(f"softcap must be > 0 (None or 0 turns it off), got {value!r}")
-    return cap or None
+    return None if cap == 0 or cap > largest * _HARMLESS_CAP else cap
 
 
 def dropout_p(value: Any) -> float:
@@ -86,11 +94,7 @@ def alignment(causal: Any) -> tuple[bool, bool]:
                 f"causal must be True, False, 'bottom-right' or 'top-left', got {causal!r}"
             )
         return True, causal == "top-left"
-    try:
-        is_flag = causal in (True, False)
-    except (TypeError, ValueError):  # an array has no single truth value
-        is_flag = False
-    if not is_flag:
+    if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(
             "causal must be True, False, 'bottom-right' or 'top-left', "
             f"got {type(causal).__name__} {causal!r}"
@@ -102,8 +106,8 @@ def window(value: Any, reach: int) -> tuple[int | None, int | None]:
     """Return the checked window; a bound that spans `reach` keys hides nothing and is open."""
     if value is None:
         return None, None
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(f"window must be None or (left, right), got {value!r}")
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"window must be None or a tuple (left, right), got {value!r}")
     if len(value) != 2:
         raise ValueError(f"window must have two sides (left, right), got {value!r}")
     left, right = (_window_side(side, value) for side in value)
@@ -122,15 +126,19 @@ def _window_side(side: Any, given: Any) -> int | None:
 
 
 def layout(value: Any) -> str:
-    if value not in LAYOUTS:
-        raise ValueError(f"layout must be one of {LAYOUTS}, got {value!r}")
-    return str(value)
+    return _choice(value, LAYOUTS, "layout")
 
 
 def engine(value: Any) -> str | None:
-    if value is not None and value not in ENGINES:
-        raise ValueError(f"engine must be None or one of {ENGINES}, got {value!r}")
-    return value  # type: ignore[no-any-return]
+    return None if value is None else _choice(value, ENGINES, "engine")
+
+
+def _choice(value: Any, choices: tuple[str, ...], name: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {choices}, got {type(value).__name__} {value!r}")
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+    return value
 
 
 def tiling(value: Any) -> Tiling | None:

@@ -60,7 +60,7 @@ def find(q: Any, k: Any, v: Any, options: Options) -> Recipe | None:
         return None
     try:
         return _recipes.get(_key(q, k, v, options))
-    except TypeError:  # options that hold arrays cannot be hashed
+    except TypeError:  # options that hold arrays or lists cannot be hashed
         return None
 
 
@@ -72,9 +72,14 @@ def remember(call: Call, options: Options, out: Array) -> None:
     plain = not call.problem.extras and not call.problem.dropout_p and not call.problem.varlen
     if not (plain and all(map(is_cupy, call.arrays)) and _as_given(call)):
         return
+    key = _key(*call.arrays, options)
+    try:
+        hash(key)
+    except TypeError:
+        return
     if len(_recipes) >= _MAX_RECIPES:
         _recipes.clear()
-    _recipes[_key(*call.arrays, options)] = Recipe(call, out)
+    _recipes[key] = Recipe(call, out)
 
 
 def _as_given(call: Call) -> bool:

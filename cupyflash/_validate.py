@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ from cupyflash._arrays import (
     memory_overlaps,
     overlaps_itself,
     place_of,
+    require_place,
 )
+from cupyflash._extras import ScoreShape, optional_operands
 from cupyflash._layout import Layout
 from cupyflash._options import Options
 from cupyflash._problem import Operands, Problem
-from cupyflash.block_mask import BlockMask
 from cupyflash.errors import UnsupportedError
-from cupyflash.score_mod import ScoreMod
 
 Array = Any
 
@@ -68,7 +68,7 @@ def bind(
     query, key, value = arrays = as_array(q, "q"), as_array(k, "k"), as_array(v, "v")
     place = place_of(query)
     for name, array in (("k", key), ("v", value)):
-        _require_place(array, name, place)
+        require_place(array, name, place)
     dtype = _common_dtype(query, key, value)
     layout = _layout(query, key, value, options, varlen=sequences is not None)
     query, key, value = (contiguous_last_axis(layout.canonical(x)) for x in (query, key, value))
@@ -80,12 +80,13 @@ def bind(
     causal, top_left = _options.alignment(options.causal)
     left, right = _options.window(options.window, reach=seqlen_q + seqlen_k)
     longest = _longest(cu_seqlens, seqlen_q, seqlen_k)
-    scores = _ScoreShape(batch, num_heads, *longest, varlen=cu_seqlens is not None)
-    extras = _extras(options, scores, place)
+    scores = ScoreShape(batch, num_heads, *longest, varlen=cu_seqlens is not None)
+    extras = optional_operands(options, scores, place)
     dropout_p = _options.dropout_p(options.dropout_p)
     seed = _seed(options.seed, place, needed=dropout_p > 0)
     _options.engine(options.engine)
     _options.tiling(options.tiling)
+    largest = float(np.finfo("float64" if dtype == "float64" else "float32").max)
     problem = Problem(
         dtype=dtype,
         batch=batch,
@@ -95,11 +96,11 @@ def bind(
         num_heads_kv=key.shape[-2],
         head_dim=head_dim,
         head_dim_v=value.shape[-1],
-        softmax_scale=_options.softmax_scale(options.softmax_scale, head_dim),
+        softmax_scale=_options.softmax_scale(options.softmax_scale, head_dim, largest),
         window_left=left,
         window_right=0 if causal else right,
         top_left=top_left,
-        softcap=_options.softcap(options.softcap),
+        softcap=_options.softcap(options.softcap, largest),
         dropout_p=dropout_p,
         varlen=cu_seqlens is not None,
         extras=frozenset(extras),
@@ -124,7 +125,7 @@ def bind(
 def bind_gradient(x: Any, name: str, expected: Array, place: Place, dtype: Any) -> Array:
     """Check ``dout`` or ``dlse`` against the array that it is the gradient of."""
     gradient = as_array(x, name)
-    _require_place(gradient, name, place)
+    require_place(gradient, name, place)
     if gradient.dtype != dtype:
         raise TypeError(f"{name} must have dtype {dtype}, got {describe(gradient)}; use .astype")
     if gradient.shape != expected.shape:
@@ -145,15 +146,6 @@ def require_score_derivative(call: Call) -> None:
 
 
 # --- q, k, v ------------------------------------------------------------------------------------
-
-
-def _require_place(array: Array, name: str, place: Place) -> None:
-    found = place_of(array)
-    if found != place:
-        raise TypeError(
-            f"{name} lives on the {found} but q on the {place}; all arrays of one call must live "
-            "in one place: use cupy.asarray or cupy.asnumpy"
-        )
 
 
 def _common_dtype(query: Array, key: Array, value: Array) -> str:
@@ -259,7 +251,8 @@ def _cumulative(x: Any, name: str, total: int) -> Array:
     if array.ndim != 1 or array.shape[0] == 0:
         raise ValueError(f"{name} must have shape (batch + 1,), got {describe(array)}")
     if place_of(array) == HOST:  # device values are never read by the host
-        if array[0] != 0 or (np.diff(array) < 0).any():
+        array = array.copy()  # the backward reads it again, whatever becomes of the caller's
+        if array[0] != 0 or (array[1:] < array[:-1]).any():
             raise ValueError(f"{name} must start at 0 and never decrease, got {array}")
         if array[-1] > total:
             raise ValueError(f"{name} ends at {array[-1]}, beyond the {total} tokens of its array")
@@ -286,151 +279,14 @@ def _longest(
     return int(np.diff(cu_seqlens[0]).max()), int(np.diff(cu_seqlens[1]).max())
 
 
-# --- optional operands --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _ScoreShape:
-    """``(b, h, sq, sk)``; of varlen calls the longest sequences, None where unknown."""
-
-    batch: int
-    num_heads: int
-    seqlen_q: int | None
-    seqlen_k: int | None
-    varlen: bool
-
-    def broadcasts(self, shape: tuple[int, ...]) -> bool:
-        """Whether a 4-D shape fits; varlen arrays may be longer, as a wrong hint makes them."""
-        fixed = all(
-            length in (1, expected)
-            for length, expected in zip(shape[:2], (self.batch, self.num_heads), strict=True)
-        )
-        return fixed and all(
-            length in (1, expected) or (self.varlen and (expected is None or length > expected))
-            for length, expected in zip(shape[2:], (self.seqlen_q, self.seqlen_k), strict=True)
-        )
-
-    def __str__(self) -> str:
-        axes = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
-        return "(" + ", ".join("any" if axis is None else str(axis) for axis in axes) + ")"
-
-
-def _extras(options: Options, scores: _ScoreShape, place: Place) -> dict[str, Any]:
-    """Check the optional operands; the keys are `Operands` fields and `Problem.extras`."""
-    extras: dict[str, Any] = {}
-    if options.mask is not None:
-        extras["mask"] = _broadcast(_boolean(options.mask, "mask", place), "mask", scores)
-    if options.bias is not None:
-        extras["bias"] = _broadcast(_floating(options.bias, "bias", place), "bias", scores)
-    if options.alibi_slopes is not None:
-        extras["alibi_slopes"] = _alibi_slopes(options.alibi_slopes, scores, place)
-    if options.sinks is not None:
-        sinks = _float32(options.sinks, "sinks", place)
-        if sinks.shape != (scores.num_heads,):
-            raise ValueError(f"sinks must have shape ({scores.num_heads},), got {describe(sinks)}")
-        extras["sinks"] = sinks
-    if options.block_mask is not None:
-        extras["block_mask"] = _block_mask(options.block_mask, scores, place)
-    if options.score_mod is not None:
-        extras["score_mod"] = _score_mod(options.score_mod, place)
-    return extras
-
-
-def _boolean(x: Any, name: str, place: Place) -> Array:
-    array = as_array(x, name)
-    _require_place(array, name, place)
-    if array.dtype != np.bool_:
-        raise TypeError(
-            f"{name} must have dtype bool (True = takes part), got {describe(array)}; "
-            "additive masks go in bias="
-        )
-    return array
-
-
-def _floating(x: Any, name: str, place: Place) -> Array:
-    array = as_array(x, name)
-    _require_place(array, name, place)
-    if array.dtype not in FLOAT_DTYPES or not array.dtype.isnative:
-        raise TypeError(
-            f"{name} must have a dtype among {', '.join(FLOAT_DTYPES.values())}, "
-            f"got {describe(array)}"
-        )
-    return array
-
-
-def _float32(x: Any, name: str, place: Place) -> Array:
-    array = as_array(x, name)
-    _require_place(array, name, place)
-    if array.dtype != np.float32:
-        raise TypeError(f"{name} must have dtype float32, got {describe(array)}; use .astype")
-    return array
-
-
-def _broadcast(array: Array, name: str, scores: _ScoreShape) -> Array:
-    """Return `array` with 4 axes, size 1 where it broadcasts."""
-    if array.ndim > 4:
-        raise ValueError(f"{name} must have at most 4 axes (b, h, sq, sk), got {describe(array)}")
-    spread = array.reshape((1,) * (4 - array.ndim) + array.shape)
-    if not scores.broadcasts(spread.shape):
-        raise ValueError(
-            f"{name} must broadcast to (b, h, sq, sk) = {scores}, got {describe(array)}"
-        )
-    return spread
-
-
-def _alibi_slopes(x: Any, scores: _ScoreShape, place: Place) -> Array:
-    slopes = _float32(x, "alibi_slopes", place)
-    allowed = ((scores.num_heads,), (scores.batch, scores.num_heads))
-    if slopes.shape not in allowed:
-        raise ValueError(
-            f"alibi_slopes must have shape {allowed[0]} or {allowed[1]}, got {describe(slopes)}"
-        )
-    return slopes[None] if slopes.ndim == 1 else slopes
-
-
-def _block_mask(x: Any, scores: _ScoreShape, place: Place) -> BlockMask:
-    if not isinstance(x, BlockMask):
-        raise TypeError(
-            f"block_mask must be a cupyflash.BlockMask, got {type(x).__name__}; "
-            "make one with BlockMask(blocks, block_size) or BlockMask.from_mask"
-        )
-    if scores.varlen or scores.seqlen_q is None or scores.seqlen_k is None:
-        raise UnsupportedError("block_mask does not go with varlen calls; use mask= there")
-    blocks = _boolean(x.blocks, "block_mask.blocks", place)
-    block_m, block_n = x.block_size
-    grid = (-(-scores.seqlen_q // block_m), -(-scores.seqlen_k // block_n))
-    expected = (scores.batch, scores.num_heads, *grid)
-    leads_fit = all(n in (1, e) for n, e in zip(blocks.shape[:2], expected[:2], strict=True))
-    if blocks.shape[2:] != grid or not leads_fit:
-        raise ValueError(
-            f"block_mask.blocks must have shape (b or 1, h or 1, ceil(sq/{block_m}), "
-            f"ceil(sk/{block_n})) = {expected}, got {describe(blocks)}"
-        )
-    mask = x.mask
-    if mask is not None:
-        mask = _broadcast(_boolean(mask, "block_mask.mask", place), "block_mask.mask", scores)
-    return BlockMask(blocks, x.block_size, mask)
-
-
-def _score_mod(x: Any, place: Place) -> ScoreMod:
-    if not isinstance(x, ScoreMod):
-        raise TypeError(f"score_mod must be a cupyflash.ScoreMod, got {type(x).__name__}")
-    params = {name: as_array(p, f"score_mod.params[{name!r}]") for name, p in x.params.items()}
-    for name, param in params.items():
-        _require_place(param, f"score_mod.params[{name!r}]", place)
-    if place == HOST and x.numpy_forward is None:
-        raise UnsupportedError(
-            "score_mod has no numpy_forward, so host arrays cannot use it; "
-            "give ScoreMod(..., numpy_forward=..., numpy_backward=...)"
-        )
-    return replace(x, params=params)
+# --- seed ----------------------------------------------------------------------------------------
 
 
 def _seed(x: Any, place: Place, *, needed: bool) -> Any:
     if place == HOST or not hasattr(x, "dtype") or not getattr(x, "shape", None):
         return _options.seed(x, needed)
     seed = as_array(x, "seed")
-    _require_place(seed, "seed", place)
+    require_place(seed, "seed", place)
     if seed.dtype != np.uint64 or seed.size != 1:
         raise TypeError(f"a device seed must be one uint64, got {describe(seed)}")
     return seed
@@ -443,7 +299,7 @@ def _require_out(
     out: Any, shape: tuple[int, ...], dtype: Any, place: Place, inputs: dict[str, Array]
 ) -> None:
     array = as_array(out, "out")
-    _require_place(array, "out", place)
+    require_place(array, "out", place)
     if array.dtype != dtype:
         raise TypeError(f"out must have dtype {dtype}, got {describe(array)}")
     if array.shape != shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupyflash import _dispatch, _engines, _options, _recipe, _validate
-from cupyflash._arrays import HOST, Place
+from cupyflash._arrays import HOST, Place, as_array
 from cupyflash._options import Options
 from cupyflash._validate import Sequences
 from cupyflash.state import Gradients, SavedState
@@ -88,7 +88,8 @@ def flash_attention(
     engine : None, "numpy", "simt", "mma" or "wgmma", default None
         None = the best that supports the call.
     tiling : Tiling, optional
-        Tile sizes; None = chosen (see `choose_tiling`).
+        Tile sizes; None = chosen (see `choose_tiling`). The backward uses them too where they fit
+        its kernels.
     out : array of out's shape and q's dtype, optional
         Where to write the result, any strides; returned itself.
 
@@ -216,9 +217,9 @@ def flash_attention_backward(
         )
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
-    place = saved._call.place
+    place, out = saved._call.place, as_array(saved.out, "out")
     _validate.require_score_derivative(saved._call)
-    grad_out = _validate.bind_gradient(dout, "dout", saved.out, place, saved._call.arrays[0].dtype)
+    grad_out = _validate.bind_gradient(dout, "dout", out, place, out.dtype)
     grad_lse = None
     if dlse is not None:
         grad_lse = _validate.bind_gradient(dlse, "dlse", saved.row_max, place, saved.row_max.dtype)

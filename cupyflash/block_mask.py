@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from cupyflash._arrays import as_array, describe, place_of
+from cupyflash._arrays import as_boolean, describe, place_of
 from cupyflash._options import integer
 
 __all__ = ["BlockMask"]
@@ -35,14 +33,14 @@ class BlockMask:
     __slots__ = ("block_size", "blocks", "mask")
 
     def __init__(self, blocks: Any, block_size: tuple[int, int], mask: Any = None) -> None:
-        self.blocks = _boolean(blocks, "blocks")
+        self.blocks = as_boolean(blocks, "blocks")
         if self.blocks.ndim != 4:
             raise ValueError(
                 "blocks must have 4 axes (b or 1, h or 1, ceil(sq/bq), ceil(sk/bk)), "
                 f"got {describe(self.blocks)}"
             )
         self.block_size = _block_size(block_size)
-        self.mask = None if mask is None else _boolean(mask, "mask")
+        self.mask = None if mask is None else as_boolean(mask, "mask")
 
     @classmethod
     def from_mask(cls, mask: Any, block_size: tuple[int, int]) -> BlockMask:
@@ -55,30 +53,24 @@ class BlockMask:
         block_size : (int, int)
             ``(bq, bk)``.
         """
-        mask = _boolean(mask, "mask")
+        mask = as_boolean(mask, "mask")
         if not 2 <= mask.ndim <= 4:
             raise ValueError(f"mask must have 2 to 4 axes (b, h, sq, sk), got {describe(mask)}")
         block_m, block_n = _block_size(block_size)
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         batch, heads, seqlen_q, seqlen_k = mask.shape
         rows, cols = -(-seqlen_q // block_m), -(-seqlen_k // block_n)
-        padded = place_of(mask).namespace.zeros(
-            (batch, heads, rows * block_m, cols * block_n), dtype=bool
-        )
-        padded[:, :, :seqlen_q, :seqlen_k] = mask
-        blocks = padded.reshape(batch, heads, rows, block_m, cols, block_n).any(axis=(3, 5))
+        place = place_of(mask)
+        with place.current():
+            padded_shape = (batch, heads, rows * block_m, cols * block_n)
+            padded = place.namespace.zeros(padded_shape, dtype=bool)
+            padded[:, :, :seqlen_q, :seqlen_k] = mask
+            blocks = padded.reshape(batch, heads, rows, block_m, cols, block_n).any(axis=(3, 5))
         return cls(blocks, (block_m, block_n), mask)
 
     def __repr__(self) -> str:
         element = "" if self.mask is None else ", with an element mask"
         return f"BlockMask({tuple(self.blocks.shape)} blocks of {self.block_size}{element})"
-
-
-def _boolean(x: Any, name: str) -> Any:
-    array = as_array(x, name)
-    if array.dtype != np.bool_:
-        raise TypeError(f"{name} must have dtype bool (True = takes part), got {describe(array)}")
-    return array
 
 
 def _block_size(value: Any) -> tuple[int, int]:

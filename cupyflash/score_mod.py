@@ -30,6 +30,11 @@ class ScoreMod:
         d new / d score (broadcastable), or ``(factor, {name: (index, dnew_dparam)})`` where
         ``params[name][index]`` are the elements that each score read (index: a tuple of
         broadcastable integer arrays) and ``dnew_dparam`` the derivative by them.
+
+    Raises
+    ------
+    TypeError
+        An expression is no str, a callable cannot be called, or `params` maps no names.
     """
 
     forward: str
@@ -37,3 +42,16 @@ class ScoreMod:
     params: Mapping[str, Any] = field(default_factory=dict)
     numpy_forward: Callable[..., Any] | None = field(default=None, kw_only=True)
     numpy_backward: Callable[..., Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("forward", "backward"):
+            expression = getattr(self, name)
+            if not isinstance(expression, str) and not (name == "backward" and expression is None):
+                raise TypeError(f"{name} must be a CUDA expression (str), got {expression!r}")
+        for name in ("numpy_forward", "numpy_backward"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be callable, got {function!r}")
+        named = isinstance(self.params, Mapping) and all(isinstance(n, str) for n in self.params)
+        if not named:
+            raise TypeError(f"params must map names (str) to arrays, got {self.params!r:.80}")

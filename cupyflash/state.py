@@ -37,7 +37,8 @@ class SavedState:
     Notes
     -----
     These are the statistics of FlashAttention (Dao et al. 2022, arXiv 2205.14135, Algorithm 1).
-    Nothing of size ``sq * sk`` is kept.
+    Nothing of size ``sq * sk`` is kept, and nothing is copied: do not write into these arrays
+    before the backward.
     """
 
     q: Array
@@ -58,7 +59,7 @@ class SavedState:
     def lse(self) -> Array:
         """``log(sum(exp(score)))`` = ``m + log(l)``, natural log; -inf where no key is seen."""
         xp = self._call.place.namespace
-        with np.errstate(divide="ignore"):
+        with self._call.place.current(), np.errstate(divide="ignore"):
             return self.row_max + xp.log(self.row_sum)
 
 

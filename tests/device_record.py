@@ -27,6 +27,7 @@ COVERED = (  # what a GPU run vouches for
     "cupyflash/_arrays.py",
     "cupyflash/_dispatch.py",
     "cupyflash/_engines.py",
+    "cupyflash/_extras.py",
     "cupyflash/_layout.py",
     "cupyflash/_options.py",
     "cupyflash/_problem.py",

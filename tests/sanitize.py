@@ -2,7 +2,7 @@
 
 For each tool among memcheck, racecheck, synccheck and initcheck::
 
-    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitize.py
+    compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.sanitize
 
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
@@ -14,7 +14,6 @@ from itertools import product
 from typing import Any
 
 import cupy
-import ml_dtypes
 import numpy as np
 
 from cupyflash import flash_attention_backward, flash_attention_forward
@@ -22,14 +21,13 @@ from cupyflash import flash_attention_varlen_forward as varlen_forward
 from cupyflash.errors import UnsupportedError
 
 ENGINES = ("simt", "mma", "wgmma")
-DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-SHAPES = (  # sq, sk, h, hk, d, dv: more than one tile, ragged ends, every kind of head_dim
-    (150, 201, 4, 2, 64, 64),
-    (70, 133, 2, 1, 128, 128),
-    (65, 40, 1, 1, 59, 37),
-    (40, 70, 1, 1, 256, 192),
+DTYPES = (np.float16, np.float32)  # converted on the way to shared memory, and copied there
+SHAPES = (  # sq, sk, h, hk, d, dv: more than one tile, ragged ends; racecheck takes its time
+    (150, 133, 2, 1, 64, 64),
+    (65, 70, 1, 1, 59, 37),
+    (40, 70, 1, 1, 256, 128),
 )
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (20, 5)})
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": (20, 0)})
 
 
 def main() -> None:

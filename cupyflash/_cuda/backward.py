@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda.device import describe, require_cupy
+from cupyflash._cuda.device import Device, describe, require_cupy
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import (
@@ -23,6 +23,7 @@ from cupyflash._cuda.params import (
 )
 from cupyflash._cuda.plan import BackwardPlan, plan_backward
 from cupyflash._problem import Array, GradientBuffers, Operands, Problem
+from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
 __all__ = ["BackwardLayout", "backward", "backward_params"]
@@ -83,7 +84,7 @@ def backward(
     problem, operands, out, row_max, row_sum
         As `forward` got and wrote them.
     tiling : Tiling or None
-        For both passes; None: chosen.
+        For both passes, where it fits them; None: chosen.
     grad_out : array
         Gradient of out, in its shape and dtype, the last axis contiguous.
     grad_lse : array or None
@@ -95,8 +96,6 @@ def backward(
 
     Raises
     ------
-    UnsupportedError
-        The tiling does not fit the device.
     CompileError
         The kernels do not compile.
     """
@@ -160,7 +159,7 @@ def _prepare(
     problem: Problem, device_id: int, tiling: Tiling | None, layout: BackwardLayout
 ) -> tuple[tuple[Launcher, int], ...]:
     """Return launchers that only lack the pointers, in order, each with its number of blocks."""
-    plan: BackwardPlan = plan_backward(problem, describe(device_id), tiling, *layout.vector_bytes)
+    plan = _plan(problem, describe(device_id), tiling, layout)
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
     params = backward_params(problem, layout)
@@ -178,3 +177,15 @@ def _prepare(
         )
         for launch in plan.launches
     )
+
+
+def _plan(
+    problem: Problem, device: Device, tiling: Tiling | None, layout: BackwardLayout
+) -> BackwardPlan:
+    """Plan with the forward's tiling; with the table's where the backward needs more room."""
+    try:
+        return plan_backward(problem, device, tiling, *layout.vector_bytes)
+    except UnsupportedError:
+        if tiling is None:
+            raise
+        return plan_backward(problem, device, None, *layout.vector_bytes)

@@ -44,17 +44,20 @@ _warned = False
 
 def path() -> Path:
     """Return the cache folder: ``CUPYFLASH_CACHE_DIR``, else the user's cache folder."""
-    chosen = os.environ.get("CUPYFLASH_CACHE_DIR")
-    if chosen:
-        return Path(chosen).expanduser()
+    if chosen := os.environ.get("CUPYFLASH_CACHE_DIR"):
+        return _without_tilde(Path(chosen))
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _without_tilde(Path(base)) / "cupyflash"
+
+
+def _without_tilde(folder: Path) -> Path:
     try:
-        return Path(base).expanduser() / "cupyflash"
+        return folder.expanduser()
     except RuntimeError:  # a user without a home: nothing can be stored, which warns
         return Path(os.devnull, "cupyflash")
 

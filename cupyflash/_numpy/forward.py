@@ -62,7 +62,7 @@ def forward(
             sinks = operands.sinks
             out[tail:] = 0
             row_max[:, tail:] = -np.inf if sinks is None else sinks[:, None]
-            row_sum[:, tail:] = 0 if sinks is None else 1
+            row_sum[:, tail:] = row_max[:, tail:] > -np.inf
 
 
 def _attend(

@@ -11,7 +11,8 @@ class AccumulatorRows:
     """Rows ``(s, dim)`` of one head in the accumulator's dtype.
 
     Each row is converted when it is first asked for and then serves every tile and every query
-    head of the group; hidden rows are never read. Rows that BLAS takes as they are are not copied.
+    head of the group; rows of tiles that nobody visits are never read. Rows that BLAS takes as
+    they are are not copied.
     """
 
     def __init__(self, source: Array, dtype: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -119,6 +121,7 @@ class Score:
         )
         factor, by_params = factor if isinstance(factor, tuple) else (factor, {})
         if gradients.dscore_params is not None:
+            _require_known(by_params, score_mod.params)
             for name, (index, derivative) in by_params.items():
                 grad_param = gradients.dscore_params.get(name)
                 if grad_param is None:  # integers have no gradient
@@ -133,6 +136,14 @@ class Score:
     def _indices(self, tile: Tile) -> tuple[int, int, Array, Array]:
         """What score_mod calls b, h, i, j."""
         return self._sequence.entry, self._head, tile.query_index, tile.key_index
+
+
+def _require_known(by_params: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    unknown = sorted(set(by_params) - set(params))
+    if unknown:
+        raise ValueError(
+            f"numpy_backward returned derivatives by {unknown}, but params has {sorted(params)}"
+        )
 
 
 def _finite_as(dtype: np.dtype, bias: Array) -> Array:

@@ -1,0 +1,106 @@
+"""What the mma engine's kernels are compiled for and given: mirrors of kernels/attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cupyflash._cuda.params import BACKWARD_PARAMS, BACKWARD_POINTERS
+
+__all__ = [
+    "MMA_BACKWARD_PARAMS",
+    "MMA_BACKWARD_POINTERS",
+    "MmaBackwardConfig",
+    "MmaForwardConfig",
+    "Scratch",
+    "constant",
+]
+
+# ``MmaBackwardParams`` of kernels/attention/params_mma.cuh.
+MMA_BACKWARD_POINTERS = ("query_sums", "statistics", "turns", *BACKWARD_POINTERS)
+MMA_BACKWARD_PARAMS: np.dtype[np.void] = np.dtype(
+    [(name, np.uint64) for name in MMA_BACKWARD_POINTERS[:3]]
+    + [(name, BACKWARD_PARAMS[name]) for name in BACKWARD_PARAMS.names or ()]
+    + [("rows", np.int64), ("tiles", np.int64)],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class MmaForwardConfig:
+    """``MmaForwardConfig`` of kernels/attention/config_mma.cuh."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    block_m: int
+    block_n: int
+    warps: int
+    load_width: int
+    store_width: int
+    kept_steps: int
+    raw_scores: bool
+    window: bool
+    softcap: bool
+    alibi: bool
+    sinks: bool
+    varlen: bool
+
+
+@dataclass(frozen=True)
+class MmaBackwardConfig:
+    """``MmaBackwardConfig`` of the same file."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    block_m: int
+    block_n: int
+    key_warps: int
+    query_warps: int
+    load_width: int
+    store_width: int
+    raw_scores: bool
+    window: bool
+    softcap: bool
+    alibi: bool
+    varlen: bool
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Sizes of the backward's scratch memory; ``MmaBackwardParams`` says what it holds."""
+
+    rows: int  # of each (batch, head)
+    tiles: int
+    pairs: int  # (batch, head) pairs
+    head_dim: int  # padded
+
+    @property
+    def query_sums(self) -> int:
+        """Number of float32."""
+        return self.pairs * self.rows * self.head_dim
+
+    @property
+    def statistics(self) -> int:
+        """Number of float32."""
+        return 3 * self.pairs * self.rows
+
+    @property
+    def turns(self) -> int:
+        """Number of int32."""
+        return self.pairs * self.tiles
+
+
+def constant(config: MmaForwardConfig | MmaBackwardConfig) -> str:
+    """Return the C++ definition of `config`."""
+    initialisers = ", ".join(
+        f".{field.name} = {_literal(getattr(config, field.name))}" for field in fields(config)
+    )
+    return f"constexpr {type(config).__name__} config{{{initialisers}}};"
+
+
+def _literal(value: object) -> str:
+    return f"DataType::{value}" if isinstance(value, str) else str(value).lower()

@@ -1,0 +1,415 @@
+"""How the mma engine serves a problem: `MmaForwardPlan`, `MmaBackwardPlan`.
+
+Tensor cores by ``mma.sync``, for float16 and bfloat16 on compute capability 8.0 and above. As in
+`plan`, ``plan = plan_forward(problem, device)`` is a pure function, and a plan holds its stub.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
+
+from cupyflash._cuda.config_mma import (
+    MMA_BACKWARD_PARAMS,
+    MmaBackwardConfig,
+    MmaForwardConfig,
+    Scratch,
+    constant,
+)
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.params import FORWARD_PARAMS, size_assertion
+from cupyflash._cuda.plan import KernelLaunch
+from cupyflash._cuda.tiles_mma import (
+    BACKWARD_TILES,
+    FORWARD_TILES,
+    MmaBackwardTile,
+    MmaForwardTile,
+    bucket,
+)
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+from cupyflash.tiling import Tiling
+
+__all__ = [
+    "SUPPORTED_DTYPES",
+    "SUPPORTED_FEATURES",
+    "MmaBackwardPlan",
+    "MmaForwardPlan",
+    "plan_backward",
+    "plan_forward",
+]
+
+SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
+SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
+LEAST_CAPABILITY = (8, 0)
+
+_STAGES = 2
+_ITEMSIZE = 2
+_VECTOR_BYTES = 16
+_MAX_WARPS = 8
+_MAX_SUM_REGISTERS = 128  # of one lane
+_MAX_BLOCKS = 2**31 - 1
+_MAX_SEQLEN = 2**30 - 1
+_ROW_LANES = 8  # of prepare and convert: QueryRow in kernels/backward/prepare_mma.cuh
+_ROW_THREADS = 256
+_SINKS_THREADS = 256
+
+_Tile = TypeVar("_Tile", MmaForwardTile, MmaBackwardTile)
+
+
+@dataclass(frozen=True)
+class MmaForwardPlan:
+    """How a forward call runs."""
+
+    engine: str
+    tiling: Tiling
+    config: MmaForwardConfig
+    blocks: int  # a multiprocessor
+    launch: KernelLaunch
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        return (self.launch,)
+
+    @cached_property
+    def stub(self) -> str:
+        """CUDA source that instantiates the kernel."""
+        return _stub(
+            "forward/kernel_mma.cuh",
+            size_assertion("ForwardParams", FORWARD_PARAMS),
+            constant(self.config),
+            _bytes_assertion("MmaForwardShape<config>", self.launch),
+            _entry(self.launch, self.blocks, "ForwardParams", "forward_mma"),
+        )
+
+
+@dataclass(frozen=True)
+class MmaBackwardPlan:
+    """How a backward call runs: its kernels in the order of `launches`."""
+
+    engine: str
+    tiling: Tiling
+    config: MmaBackwardConfig
+    blocks: int
+    scratch: Scratch
+    prepare: KernelLaunch
+    main: KernelLaunch
+    convert: KernelLaunch
+    grad_sinks: KernelLaunch | None
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        launches = (self.prepare, self.main, self.convert)
+        return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
+
+    @cached_property
+    def stub(self) -> str:
+        """CUDA source that instantiates the kernels."""
+        params = "MmaBackwardParams"
+        entries = [
+            _entry(self.prepare, 1, params, "prepare_backward_mma"),
+            _entry(self.main, self.blocks, params, "backward_mma"),
+            _entry(self.convert, 1, params, "convert_query_gradient"),
+        ]
+        if self.grad_sinks is not None:
+            entries.append(_entry(self.grad_sinks, 1, params, "grad_sinks_mma"))
+        return _stub(
+            "backward/kernel_mma.cuh",
+            size_assertion(params, MMA_BACKWARD_PARAMS),
+            constant(self.config),
+            _bytes_assertion("MmaBackwardShape<config>", self.main),
+            *entries,
+        )
+
+
+@lru_cache(maxsize=1024)
+def plan_forward(
+    problem: Problem,
+    device: Device,
+    tiling: Tiling | None = None,
+    vector_bytes: int = _VECTOR_BYTES,
+    store_bytes: int = _VECTOR_BYTES,
+) -> MmaForwardPlan:
+    """Plan a forward call.
+
+    Parameters
+    ----------
+    problem, device : Problem, Device
+        What is asked, and of which GPU.
+    tiling : Tiling, optional
+        Default: the first of the tile table that fits the device.
+    vector_bytes, store_bytes : int, default 16
+        A power of two that divides all addresses and strides of the inputs, and of the output.
+
+    Raises
+    ------
+    UnsupportedError
+        The tiling does not fit (the message names the limit), or dtype, device or lengths are not
+        this engine's.
+    """
+    _check_problem(problem, device)
+    candidates: Iterable[MmaForwardTile] = FORWARD_TILES[_wider(problem)]
+    if tiling is not None:
+        _check_stages(tiling)
+        candidates = (MmaForwardTile(tiling.block_m, tiling.block_n, tiling.warps, 0, 1),)
+    tile = _choose(problem, device, candidates, _forward_bytes, _forward_complaint)
+    config = MmaForwardConfig(
+        **_common(problem, vector_bytes, store_bytes, (problem.head_dim_v,)),
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        warps=tile.warps,
+        kept_steps=tile.kept_steps,
+        sinks="sinks" in problem.extras,
+    )
+    launch = _launch(
+        "cupyflash_forward_mma",
+        _row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads,
+        32 * tile.warps,
+        _forward_bytes(problem, tile),
+    )
+    shown = Tiling(tile.block_m, tile.block_n, _STAGES, tile.warps)
+    return MmaForwardPlan("mma", shown, config, tile.blocks, launch)
+
+
+@lru_cache(maxsize=1024)
+def plan_backward(
+    problem: Problem,
+    device: Device,
+    tiling: Tiling | None = None,
+    vector_bytes: int = _VECTOR_BYTES,
+    store_bytes: int = _VECTOR_BYTES,
+    deterministic: bool = False,
+) -> MmaBackwardPlan:
+    """Plan a backward call; parameters and errors as in `plan_forward`.
+
+    A `tiling` that was meant for the forward and does not fit here gives way to the table.
+    """
+    _check_problem(problem, device)
+    table = BACKWARD_TILES[_wider(problem)]
+    tile = _choose(
+        problem, device, (*_splits(tiling), *table), _backward_bytes, _backward_complaint
+    )
+    config = MmaBackwardConfig(
+        **_common(problem, vector_bytes, store_bytes, (problem.head_dim, problem.head_dim_v)),
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        key_warps=tile.key_warps,
+        query_warps=tile.query_warps,
+        deterministic=deterministic,
+    )
+    warps = tile.key_warps * tile.query_warps
+    sequences = 1 if problem.varlen else problem.batch
+    query_rows = sequences * problem.seqlen_q * problem.num_heads
+    row_blocks = -(-query_rows * _ROW_LANES // _ROW_THREADS)
+    key_tiles = _row_tiles(problem, problem.seqlen_k, tile.block_n) * problem.num_heads_kv
+    grad_sinks = None
+    if "sinks" in problem.extras:
+        grad_sinks = _launch("cupyflash_grad_sinks_mma", problem.num_heads, _SINKS_THREADS)
+    return MmaBackwardPlan(
+        "mma",
+        Tiling(tile.block_m, tile.block_n, _STAGES, warps),
+        config,
+        tile.blocks,
+        _scratch(problem, tile.block_m),
+        _launch("cupyflash_prepare_mma", row_blocks, _ROW_THREADS),
+        _launch("cupyflash_backward_mma", key_tiles, 32 * warps, _backward_bytes(problem, tile)),
+        _launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
+        grad_sinks,
+    )
+
+
+def _check_problem(problem: Problem, device: Device) -> None:
+    if problem.dtype not in SUPPORTED_DTYPES:
+        raise UnsupportedError(f"engine='mma' serves float16 and bfloat16, not {problem.dtype}")
+    if device.compute_capability < LEAST_CAPABILITY:
+        major, minor = device.compute_capability
+        raise UnsupportedError(
+            f"engine='mma' needs compute capability 8.0, and {device.name} has {major}.{minor}"
+        )
+    longest = max(problem.seqlen_q, problem.seqlen_k)
+    if longest > _MAX_SEQLEN:
+        raise UnsupportedError(f"sequence length {longest} is above {_MAX_SEQLEN}")
+
+
+def _check_stages(tiling: Tiling) -> None:
+    if tiling.stages != _STAGES:
+        raise UnsupportedError(f"the mma engine has stages={_STAGES} only, and {tiling} was given")
+
+
+def _wider(problem: Problem) -> int:
+    return bucket(max(problem.head_dim, problem.head_dim_v))
+
+
+# Sizes of the shapes in kernels/*/mainloop_mma.cuh; the stub asserts that they agree.
+
+
+def _dims(problem: Problem) -> int:
+    """Bytes of one q or k row together with one v or out row."""
+    return _ITEMSIZE * (bucket(problem.head_dim) + bucket(problem.head_dim_v))
+
+
+def _forward_bytes(problem: Problem, tile: MmaForwardTile) -> int:
+    query = _ITEMSIZE * tile.block_m * _wider(problem)
+    return query + _STAGES * tile.block_n * _dims(problem)
+
+
+def _backward_bytes(problem: Problem, tile: MmaBackwardTile) -> int:
+    operands = (tile.block_n + _STAGES * tile.block_m) * _dims(problem)
+    scores = 2 * _ITEMSIZE * tile.block_m * tile.block_n
+    statistics = 12 * tile.block_m * (2 if tile.query_warps == 1 else 1)
+    return operands + scores + statistics
+
+
+def _scratch(problem: Problem, block_m: int) -> Scratch:
+    tiles = _row_tiles(problem, problem.seqlen_q, block_m)
+    sequences = 1 if problem.varlen else max(1, problem.batch)
+    rows = -(-problem.seqlen_q // block_m) * block_m + (block_m if problem.varlen else 0)
+    pairs = (1 if problem.varlen else problem.batch) * problem.num_heads
+    return Scratch(rows, tiles // sequences, pairs, bucket(problem.head_dim))
+
+
+# The choice of a tile.
+
+
+def _splits(tiling: Tiling | None) -> tuple[MmaBackwardTile, ...]:
+    """Return the ways to share a caller's tiling among its warps."""
+    if tiling is None or tiling.stages != _STAGES:
+        return ()
+    return tuple(
+        MmaBackwardTile(tiling.block_m, tiling.block_n, tiling.warps // shared, shared, 1)
+        for shared in (1, 2, 4)
+        if tiling.warps >= shared and tiling.warps % shared == 0
+    )
+
+
+def _choose(
+    problem: Problem,
+    device: Device,
+    candidates: Iterable[_Tile],
+    size: Callable[[Problem, _Tile], int],
+    complain: Callable[[Problem, _Tile], str | None],
+) -> _Tile:
+    """Return the first tile that fits."""
+    limit = device.shared_memory_per_block_optin
+    complaint: str | None = "there is none"
+    for tile in candidates:
+        complaint = complain(problem, tile)
+        needed = size(problem, tile)
+        if complaint is None and needed > limit:
+            complaint = f"{needed} bytes of shared memory are needed and {limit} allowed"
+        if complaint is None:
+            return tile
+    raise UnsupportedError(
+        f"{tile} does not fit the mma engine for {problem.dtype}, head_dim {problem.head_dim},"
+        f" head_dim_v {problem.head_dim_v} on {device.name}: {complaint}."
+        " Give tiling=None or smaller blocks."
+    )
+
+
+def _forward_complaint(problem: Problem, tile: MmaForwardTile) -> str | None:
+    if not 1 <= tile.warps <= _MAX_WARPS:
+        return f"warps must be 1 to {_MAX_WARPS}"
+    if tile.block_m < 1 or tile.block_m % (16 * tile.warps):
+        return f"block_m must be a positive multiple of {16 * tile.warps}"
+    if tile.block_n < 1 or tile.block_n % 16:
+        return "block_n must be a positive multiple of 16"
+    rows = tile.block_m // tile.warps
+    if rows * bucket(problem.head_dim_v) // 32 > _MAX_SUM_REGISTERS or rows * tile.block_n > 2048:
+        return f"{rows} rows of a warp take too many registers"
+    return None
+
+
+def _backward_complaint(problem: Problem, tile: MmaBackwardTile) -> str | None:
+    block_m, block_n = tile.block_m, tile.block_n
+    key_warps, query_warps = tile.key_warps, tile.query_warps
+    head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
+    if key_warps * query_warps not in (1, 2, 4, 8):
+        return "warps must be 1, 2, 4 or 8"
+    if block_n < 1 or block_n % (16 * key_warps):
+        return f"block_n must be a positive multiple of {16 * key_warps}"
+    if block_m < 1 or block_m % 32 or block_m % (16 * query_warps):
+        return f"block_m must be a positive multiple of {max(32, 16 * query_warps)}"
+    if head_dim % (16 * query_warps) or head_dim_v % (16 * query_warps):
+        return f"head dims must be multiples of {16 * query_warps}"
+    keys = block_n // key_warps
+    sums = keys * (head_dim + head_dim_v) // query_warps // 32
+    if sums > _MAX_SUM_REGISTERS:
+        return f"sums would take {sums} registers a thread, more than {_MAX_SUM_REGISTERS}"
+    if block_m * _dim_warps(head_dim, tile) % (16 * key_warps * query_warps):
+        return f"its warps cannot share dq of {block_m} by {head_dim}"
+    if keys * block_m // query_warps > 1024:
+        return "scores would take more than 32 registers a thread"
+    return None
+
+
+def _dim_warps(head_dim: int, tile: MmaBackwardTile) -> int:
+    """Return ``dim_warps`` of kernels/backward/mainloop_mma.cuh."""
+    total = tile.key_warps * tile.query_warps
+    warps = total
+    while warps > 1 and (
+        head_dim % (16 * warps) or tile.block_m * warps * warps > head_dim * total
+    ):
+        warps //= 2
+    return warps
+
+
+def _common(
+    problem: Problem, vector_bytes: int, store_bytes: int, stored: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return the fields that the forward's and the backward's configurations share."""
+    plain = problem.softcap is None and "alibi_slopes" not in problem.extras
+    return {
+        "dtype": problem.dtype,
+        "head_dim": bucket(problem.head_dim),
+        "head_dim_v": bucket(problem.head_dim_v),
+        "load_width": _width(vector_bytes, problem.head_dim, problem.head_dim_v),
+        "store_width": _width(store_bytes, *stored),
+        "raw_scores": plain and problem.softmax_scale > 0,
+        "window": problem.window_left is not None or problem.window_right is not None,
+        "softcap": problem.softcap is not None,
+        "alibi": "alibi_slopes" in problem.extras,
+        "varlen": problem.varlen,
+    }
+
+
+def _width(vector_bytes: int, *head_dims: int) -> int:
+    """Return how many elements one access can move: a power of two that divides head_dims."""
+    return math.gcd(max(1, min(vector_bytes, _VECTOR_BYTES) // _ITEMSIZE), *head_dims)
+
+
+def _row_tiles(problem: Problem, rows: int, block: int) -> int:
+    """Return the tiles of one head in all sequences: `locate_tile` in sequence.cuh."""
+    if rows == 0:
+        return 0
+    if problem.varlen:
+        return rows // block + problem.batch + 1
+    return -(-rows // block) * problem.batch
+
+
+def _launch(entry: str, blocks: int, threads: int, shared_memory: int = 0) -> KernelLaunch:
+    if blocks > _MAX_BLOCKS:
+        raise UnsupportedError(f"{blocks} tiles are more than one launch has: {_MAX_BLOCKS}")
+    return KernelLaunch(entry, blocks, threads, shared_memory)
+
+
+# The stub.
+
+
+def _bytes_assertion(shape: str, launch: KernelLaunch) -> str:
+    text = f"{shape} differs from the plan"
+    return f'static_assert({shape}::bytes == {launch.shared_memory}, "{text}");'
+
+
+def _entry(launch: KernelLaunch, blocks: int, params: str, kernel: str) -> str:
+    return (
+        f'extern "C" __global__ void __launch_bounds__({launch.threads}, {blocks})\n'
+        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}<config>(params); }}"
+    )
+
+
+def _stub(include: str, *parts: str) -> str:
+    body = "\n".join(parts)
+    return f'#include "{include}"\n\nnamespace cupyflash {{\n{body}\n}}  // namespace cupyflash\n'
