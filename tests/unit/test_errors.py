@@ -268,3 +268,52 @@ def test_options_are_keywords(engine):
         cupyflash.flash_attention(q, k, v, is_causal=True)
     with pytest.raises(TypeError):
         cupyflash.flash_attention(q, k)
+
+
+@pytest.mark.parametrize("ends", [[0, 1, -(2**31)], [0, 2**31 - 1, -1]])
+def test_cu_seqlens_whose_differences_overflow(ends):
+    q = np.zeros((4, 1, 8), np.float32)
+    right, wrong = np.array([0, 2, 4], np.int32), np.array(ends, np.int32)
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
+        cupyflash.flash_attention_varlen(q, q, q, wrong, right)
+
+
+def test_a_derivative_by_an_unknown_parameter():
+    def backward(score, b, h, i, j, table):
+        return 1.0, {"tabel": ((h,), 1.0)}
+
+    mod = cupyflash.ScoreMod(
+        "score",
+        params={"table": np.zeros(2, np.float32)},
+        numpy_forward=lambda score, b, h, i, j, table: score + table[h],
+        numpy_backward=backward,
+    )
+    q = np.zeros((1, 4, 2, 8), np.float32)
+    out, saved = cupyflash.flash_attention_forward(q, q, q, score_mod=mod)
+    with pytest.raises(ValueError, match="tabel"):
+        cupyflash.flash_attention_backward(out, saved)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"forward": 1}, {"backward": 2}, {"params": None}, {"params": {1: 2}}, {"numpy_forward": 5}],
+)
+def test_score_mod_of_wrong_kinds(wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        cupyflash.ScoreMod(**({"forward": "score"} | wrong))
+
+
+def test_out_that_only_copies_is_refused():
+    class Copies:
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **_):
+            raise BufferError("not shared")
+
+        def __array__(self, *_, **__):
+            return np.zeros((1, 4, 2, 8), np.float32)
+
+    q = np.zeros((1, 4, 2, 8), np.float32)
+    with pytest.raises(TypeError, match="out"):
+        cupyflash.flash_attention(q, q, q, out=Copies())

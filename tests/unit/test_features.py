@@ -391,3 +391,30 @@ def test_varlen_many_short_entries(engine, rng):
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     q, k, v, dout = (rng.normal(size=(cu_seqlens[-1], 2, 8)).astype(np.float32) for _ in range(4))
     check(engine, q=q, k=k, v=v, dout=dout, cu_seqlens=(cu_seqlens, cu_seqlens), causal=True)
+
+
+@pytest.mark.parametrize("option", [{"softmax_scale": 1e39}, {"softcap": 1e39}])
+def test_options_beyond_float32(engine, rng, option):
+    if "softcap" in option:
+        require(engine, "softcap")
+    q, k, v = (rng.normal(size=(1, 9, 2, 8)).astype(np.float32) for _ in range(3))
+    if "softmax_scale" in option:
+        q[:] = 0
+    result = call(engine, q, k, v, **option)
+    expected_out = call(engine, q, k, v).out
+    np.testing.assert_allclose(result.out, expected_out, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", [{"window": [5, 0]}, {"causal": np.True_}])
+def test_unhashable_options_twice(engine, rng, option):
+    q, k, v = (to_engine(engine, rng.normal(size=(1, 9, 2, 8))) for _ in range(3))
+    first, second = (cupyflash.flash_attention(q, k, v, **option) for _ in range(2))
+    assert same_bits(to_host(first), to_host(second))
+
+
+def test_the_backward_takes_any_tiling_of_the_forward(engine, rng):
+    q, k, v = (to_engine(engine, rng.normal(size=(1, 70, 1, 128))) for _ in range(3))
+    tiling = cupyflash.choose_tiling(q, k, v, engine=engine)
+    out, saved = cupyflash.flash_attention_forward(q, k, v, engine=engine, tiling=tiling)
+    grads = cupyflash.flash_attention_backward(out, saved)
+    assert np.isfinite(to_host(grads.dq)).all()
