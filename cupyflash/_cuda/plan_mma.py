@@ -7,7 +7,7 @@ Tensor cores by ``mma.sync``, for float16 and bfloat16 on compute capability 8.0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from cupyflash._cuda.plan import KernelLaunch
 from cupyflash._cuda.tiles_mma import (
     BACKWARD_TILES,
     FORWARD_TILES,
+    STAGES,
     MmaBackwardTile,
     MmaForwardTile,
     bucket,
@@ -46,11 +47,8 @@ SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
 LEAST_CAPABILITY = (8, 0)
 
-_STAGES = 2
 _ITEMSIZE = 2
 _VECTOR_BYTES = 16
-_MAX_WARPS = 8
-_MAX_SUM_REGISTERS = 128  # of one lane
 _MAX_BLOCKS = 2**31 - 1
 _MAX_SEQLEN = 2**30 - 1
 _ROW_LANES = 8  # of prepare and convert: QueryRow in kernels/backward/prepare_mma.cuh
@@ -155,7 +153,7 @@ def plan_forward(
     if tiling is not None:
         _check_stages(tiling)
         candidates = (MmaForwardTile(tiling.block_m, tiling.block_n, tiling.warps, 0, 1),)
-    tile = _choose(problem, device, candidates, _forward_bytes, _forward_complaint)
+    tile = _choose(problem, device, candidates)
     config = MmaForwardConfig(
         **_common(problem, vector_bytes, store_bytes, (problem.head_dim_v,)),
         block_m=tile.block_m,
@@ -168,9 +166,9 @@ def plan_forward(
         "cupyflash_forward_mma",
         _row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads,
         32 * tile.warps,
-        _forward_bytes(problem, tile),
+        tile.shared_memory(config.head_dim, config.head_dim_v),
     )
-    shown = Tiling(tile.block_m, tile.block_n, _STAGES, tile.warps)
+    shown = Tiling(tile.block_m, tile.block_n, STAGES, tile.warps)
     return MmaForwardPlan("mma", shown, config, tile.blocks, launch)
 
 
@@ -189,9 +187,7 @@ def plan_backward(
     """
     _check_problem(problem, device)
     table = BACKWARD_TILES[_wider(problem)]
-    tile = _choose(
-        problem, device, (*_splits(tiling), *table), _backward_bytes, _backward_complaint
-    )
+    tile = _choose(problem, device, (*_splits(tiling), *table))
     config = MmaBackwardConfig(
         **_common(problem, vector_bytes, store_bytes, (problem.head_dim, problem.head_dim_v)),
         block_m=tile.block_m,
@@ -210,12 +206,17 @@ def plan_backward(
         grad_sinks = _launch("cupyflash_grad_sinks_mma", problem.num_heads, _SINKS_THREADS)
     return MmaBackwardPlan(
         "mma",
-        Tiling(tile.block_m, tile.block_n, _STAGES, warps),
+        Tiling(tile.block_m, tile.block_n, STAGES, warps),
         config,
         tile.blocks,
         _scratch(problem, tile.block_m),
         _launch("cupyflash_prepare_mma", row_blocks, _ROW_THREADS),
-        _launch("cupyflash_backward_mma", key_tiles, 32 * warps, _backward_bytes(problem, tile)),
+        _launch(
+            "cupyflash_backward_mma",
+            key_tiles,
+            32 * warps,
+            tile.shared_memory(config.head_dim, config.head_dim_v),
+        ),
         _launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
         grad_sinks,
     )
@@ -235,32 +236,12 @@ def _check_problem(problem: Problem, device: Device) -> None:
 
 
 def _check_stages(tiling: Tiling) -> None:
-    if tiling.stages != _STAGES:
-        raise UnsupportedError(f"the mma engine has stages={_STAGES} only, and {tiling} was given")
+    if tiling.stages != STAGES:
+        raise UnsupportedError(f"the mma engine has stages={STAGES} only, and {tiling} was given")
 
 
 def _wider(problem: Problem) -> int:
     return bucket(max(problem.head_dim, problem.head_dim_v))
-
-
-# Sizes of the shapes in kernels/*/mainloop_mma.cuh; the stub asserts that they agree.
-
-
-def _dims(problem: Problem) -> int:
-    """Bytes of one q or k row together with one v or out row."""
-    return _ITEMSIZE * (bucket(problem.head_dim) + bucket(problem.head_dim_v))
-
-
-def _forward_bytes(problem: Problem, tile: MmaForwardTile) -> int:
-    query = _ITEMSIZE * tile.block_m * _wider(problem)
-    return query + _STAGES * tile.block_n * _dims(problem)
-
-
-def _backward_bytes(problem: Problem, tile: MmaBackwardTile) -> int:
-    operands = (tile.block_n + _STAGES * tile.block_m) * _dims(problem)
-    scores = 2 * _ITEMSIZE * tile.block_m * tile.block_n
-    statistics = 12 * tile.block_m * (2 if tile.query_warps == 1 else 1)
-    return operands + scores + statistics
 
 
 def _scratch(problem: Problem, block_m: int) -> Scratch:
@@ -276,7 +257,7 @@ def _scratch(problem: Problem, block_m: int) -> Scratch:
 
 def _splits(tiling: Tiling | None) -> tuple[MmaBackwardTile, ...]:
     """Return the ways to share a caller's tiling among its warps."""
-    if tiling is None or tiling.stages != _STAGES:
+    if tiling is None or tiling.stages != STAGES:
         return ()
     return tuple(
         MmaBackwardTile(tiling.block_m, tiling.block_n, tiling.warps // shared, shared, 1)
@@ -285,19 +266,13 @@ def _splits(tiling: Tiling | None) -> tuple[MmaBackwardTile, ...]:
     )
 
 
-def _choose(
-    problem: Problem,
-    device: Device,
-    candidates: Iterable[_Tile],
-    size: Callable[[Problem, _Tile], int],
-    complain: Callable[[Problem, _Tile], str | None],
-) -> _Tile:
+def _choose(problem: Problem, device: Device, candidates: Iterable[_Tile]) -> _Tile:
     """Return the first tile that fits."""
+    head_dims = bucket(problem.head_dim), bucket(problem.head_dim_v)
     limit = device.shared_memory_per_block_optin
-    complaint: str | None = "there is none"
     for tile in candidates:
-        complaint = complain(problem, tile)
-        needed = size(problem, tile)
+        complaint = tile.complaint(*head_dims)
+        needed = tile.shared_memory(*head_dims)
         if complaint is None and needed > limit:
             complaint = f"{needed} bytes of shared memory are needed and {limit} allowed"
         if complaint is None:
@@ -307,53 +282,6 @@ def _choose(
         f" head_dim_v {problem.head_dim_v} on {device.name}: {complaint}."
         " Give tiling=None or smaller blocks."
     )
-
-
-def _forward_complaint(problem: Problem, tile: MmaForwardTile) -> str | None:
-    if not 1 <= tile.warps <= _MAX_WARPS:
-        return f"warps must be 1 to {_MAX_WARPS}"
-    if tile.block_m < 1 or tile.block_m % (16 * tile.warps):
-        return f"block_m must be a positive multiple of {16 * tile.warps}"
-    if tile.block_n < 1 or tile.block_n % 16:
-        return "block_n must be a positive multiple of 16"
-    rows = tile.block_m // tile.warps
-    if rows * bucket(problem.head_dim_v) // 32 > _MAX_SUM_REGISTERS or rows * tile.block_n > 2048:
-        return f"{rows} rows of a warp take too many registers"
-    return None
-
-
-def _backward_complaint(problem: Problem, tile: MmaBackwardTile) -> str | None:
-    block_m, block_n = tile.block_m, tile.block_n
-    key_warps, query_warps = tile.key_warps, tile.query_warps
-    head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
-    if key_warps * query_warps not in (1, 2, 4, 8):
-        return "warps must be 1, 2, 4 or 8"
-    if block_n < 1 or block_n % (16 * key_warps):
-        return f"block_n must be a positive multiple of {16 * key_warps}"
-    if block_m < 1 or block_m % 32 or block_m % (16 * query_warps):
-        return f"block_m must be a positive multiple of {max(32, 16 * query_warps)}"
-    if head_dim % (16 * query_warps) or head_dim_v % (16 * query_warps):
-        return f"head dims must be multiples of {16 * query_warps}"
-    keys = block_n // key_warps
-    sums = keys * (head_dim + head_dim_v) // query_warps // 32
-    if sums > _MAX_SUM_REGISTERS:
-        return f"sums would take {sums} registers a thread, more than {_MAX_SUM_REGISTERS}"
-    if block_m * _dim_warps(head_dim, tile) % (16 * key_warps * query_warps):
-        return f"its warps cannot share dq of {block_m} by {head_dim}"
-    if keys * block_m // query_warps > 1024:
-        return "scores would take more than 32 registers a thread"
-    return None
-
-
-def _dim_warps(head_dim: int, tile: MmaBackwardTile) -> int:
-    """Return ``dim_warps`` of kernels/backward/mainloop_mma.cuh."""
-    total = tile.key_warps * tile.query_warps
-    warps = total
-    while warps > 1 and (
-        head_dim % (16 * warps) or tile.block_m * warps * warps > head_dim * total
-    ):
-        warps //= 2
-    return warps
 
 
 def _common(

@@ -10,7 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BACKWARD_TILES", "FORWARD_TILES", "MmaBackwardTile", "MmaForwardTile", "bucket"]
+__all__ = [
+    "BACKWARD_TILES",
+    "FORWARD_TILES",
+    "STAGES",
+    "MmaBackwardTile",
+    "MmaForwardTile",
+    "bucket",
+]
+
+STAGES = 2  # tiles of what passes by in shared memory
+_ITEMSIZE = 2
+_MAX_WARPS = 8
+_MAX_SUM_REGISTERS = 128  # of one lane
+_MAX_SCORES = 2048  # of one warp in the forward, half as many in the backward
 
 HEAD_DIM_STEP = 32  # four 16-byte chunks, the least that the permutation in shared memory needs
 
@@ -25,6 +38,24 @@ class MmaForwardTile:
     kept_steps: int
     blocks: int
 
+    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
+        """Return ``MmaForwardShape::bytes``; head dims are padded ones here and below."""
+        query = self.block_m * max(head_dim, head_dim_v)
+        return _ITEMSIZE * (query + STAGES * self.block_n * (head_dim + head_dim_v))
+
+    def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
+        """Return the rule that this tile breaks, if it breaks one."""
+        if not 1 <= self.warps <= _MAX_WARPS:
+            return f"warps must be 1 to {_MAX_WARPS}"
+        if self.block_m < 1 or self.block_m % (16 * self.warps):
+            return f"block_m must be a positive multiple of {16 * self.warps}"
+        if self.block_n < 1 or self.block_n % 16:
+            return "block_n must be a positive multiple of 16"
+        rows = self.block_m // self.warps
+        if rows * head_dim_v // 32 > _MAX_SUM_REGISTERS or rows * self.block_n > _MAX_SCORES:
+            return f"{rows} rows of a warp take too many registers"
+        return None
+
 
 @dataclass(frozen=True)
 class MmaBackwardTile:
@@ -35,6 +66,42 @@ class MmaBackwardTile:
     key_warps: int
     query_warps: int
     blocks: int
+
+    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
+        """Return ``MmaBackwardShape::bytes``."""
+        operands = (self.block_n + STAGES * self.block_m) * (head_dim + head_dim_v)
+        scores = 2 * self.block_m * self.block_n
+        statistics = 12 * self.block_m * (2 if self.query_warps == 1 else 1)
+        return _ITEMSIZE * (operands + scores) + statistics
+
+    def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
+        """Return the rule that this tile breaks, if it breaks one."""
+        warps, sharing = self.key_warps * self.query_warps, self.query_warps
+        if warps not in (1, 2, 4, 8):
+            return "warps must be 1, 2, 4 or 8"
+        if self.block_n < 1 or self.block_n % (16 * self.key_warps):
+            return f"block_n must be a positive multiple of {16 * self.key_warps}"
+        if self.block_m < 1 or self.block_m % max(32, 16 * sharing):
+            return f"block_m must be a positive multiple of {max(32, 16 * sharing)}"
+        if head_dim % (16 * sharing) or head_dim_v % (16 * sharing):
+            return f"head dims must be multiples of {16 * sharing}"
+        if self.block_m * self._dim_warps(head_dim) % (16 * warps):
+            return f"its warps cannot share dq of {self.block_m} by {head_dim}"
+        keys = self.block_n // self.key_warps
+        if keys * (head_dim + head_dim_v) // sharing // 32 > _MAX_SUM_REGISTERS:
+            return f"sums would take more than {_MAX_SUM_REGISTERS} registers a thread"
+        if keys * self.block_m // sharing > _MAX_SCORES // 2:
+            return f"{keys} keys of a warp take too many registers"
+        return None
+
+    def _dim_warps(self, head_dim: int) -> int:
+        """Return ``MmaBackwardShape::dim_warps``."""
+        total = warps = self.key_warps * self.query_warps
+        while warps > 1 and (
+            head_dim % (16 * warps) or self.block_m * warps * warps > head_dim * total
+        ):
+            warps //= 2
+        return warps
 
 
 def bucket(head_dim: int) -> int:

@@ -27,6 +27,15 @@ __device__ inline uint4 load_shared(unsigned address) {
   return value;
 }
 
+__device__ inline float2 load_shared_pair(unsigned address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 /// Copies `bytes` (4, 8 or 16), or writes as many zeros and reads nothing if not `inside`.
 template <int bytes>
 __device__ inline void copy_async_to(unsigned shared, const void* global, bool inside) {

@@ -14,7 +14,7 @@ struct MmaForwardConfig {
   int warps;        // each has block_m / warps rows of its own
   int load_width;   // elements that one load from global memory moves
   int store_width;  // elements that one store moves
-  bool keep_query;  // the query tile in registers, else read again for each key tile
+  int kept_steps;   // times 16 columns of the query tile stay in registers, others are read again
   bool raw_scores;  // score = softmax_scale * (q . k), softmax_scale > 0, is left to the exponent
   bool window;
   bool softcap;
@@ -23,6 +23,27 @@ struct MmaForwardConfig {
   bool varlen;
 
   __device__ constexpr int threads() const { return 32 * warps; }
+};
+
+struct MmaBackwardConfig {
+  DataType dtype;
+  int head_dim;
+  int head_dim_v;
+  int block_m;      // queries of a tile
+  int block_n;      // keys of a tile
+  int key_warps;    // that share the keys of a tile
+  int query_warps;  // that share its queries, and the columns of dk and dv
+  int load_width;
+  int store_width;
+  bool raw_scores;
+  bool window;
+  bool softcap;
+  bool alibi;
+  bool varlen;
+  bool deterministic;  // blocks add to a query tile in the order of their keys
+
+  __device__ constexpr int warps() const { return key_warps * query_warps; }
+  __device__ constexpr int threads() const { return 32 * warps(); }
 };
 
 }  // namespace cupyflash

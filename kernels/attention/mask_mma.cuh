@@ -8,7 +8,8 @@
 namespace cupyflash {
 
 /// Masks a warp's scores of rows first_row ..., columns first_col ... of the sequence. A band of
-/// queries by keys serves scores, a transposed one transposed scores.
+/// queries by keys serves scores, a transposed one transposed scores. Rows that do not exist see
+/// nothing.
 template <int m_tiles, int n_tiles>
 __device__ void apply_mask(MmaFragment<m_tiles, n_tiles>& scores, const Band& band, int first_row,
                            int first_col) {
@@ -16,9 +17,10 @@ __device__ void apply_mask(MmaFragment<m_tiles, n_tiles>& scores, const Band& ba
   for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Range seen = band.seen_by(first_row + i * 16 + r * 8 + MmaLane::row());
+      const int row = first_row + i * 16 + r * 8 + MmaLane::row();
+      const Range seen = band.seen_by(row);
       const int begin = seen.begin - first_col - MmaLane::col();
-      const int end = seen.end - first_col - MmaLane::col();
+      const int end = row < band.rows ? seen.end - first_col - MmaLane::col() : begin;
 #pragma unroll
       for (int j = 0; j < n_tiles; ++j) {
 #pragma unroll

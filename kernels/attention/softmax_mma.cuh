@@ -15,11 +15,12 @@ namespace cupyflash {
 template <int m_tiles>
 struct MmaSoftmax {
   static constexpr float slack = 6.0f;
-  static constexpr float none = -infinity<float>;
+  // As long as no key was seen: any exponent is then 0 or -inf, and P = 0.
+  static constexpr float none = -3.4028234663852886e38f;
 
-  float factor;             // from scores to exponents of 2, positive
+  float factor;               // from scores to exponents of 2, positive
   float row_max[m_tiles][2];  // of the scores, the lane's part until `reduce`
-  float shift[m_tiles][2];    // subtracted from exponents; -inf: no key seen yet
+  float shift[m_tiles][2];    // subtracted from exponents, always finite
   float row_sum[m_tiles][2];  // relative to shift, the lane's part
 
   __device__ explicit MmaSoftmax(float factor) : factor(factor) {
@@ -27,7 +28,8 @@ struct MmaSoftmax {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        row_max[i][r] = shift[i][r] = none;
+        row_max[i][r] = -infinity<float>;
+        shift[i][r] = none;
         row_sum[i][r] = 0.0f;
       }
     }
@@ -58,16 +60,12 @@ struct MmaSoftmax {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float next = row_max[i][r] * factor;
-        correction[i][r] = next == none ? 1.0f : exp2_hardware(shift[i][r] - next);
+        const float next = fmaxf(row_max[i][r] * factor, none);
+        correction[i][r] = exp2_hardware(shift[i][r] - next);
         row_sum[i][r] *= correction[i][r];
         shift[i][r] = next;
       }
     }
-  }
-
-  __device__ float finite_shift(int i, int r) const {
-    return shift[i][r] == none ? 0.0f : shift[i][r];
   }
 
   /// Four scores of row tile i become two pairs of probabilities.
@@ -76,7 +74,7 @@ struct MmaSoftmax {
     float p[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      p[e] = exp2_hardware(fmaf(scores[e], factor, -finite_shift(i, e >> 1)));
+      p[e] = exp2_hardware(fmaf(scores[e], factor, -shift[i][e >> 1]));
     }
     row_sum[i][0] += p[0] + p[1];
     row_sum[i][1] += p[2] + p[3];

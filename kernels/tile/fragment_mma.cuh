@@ -2,7 +2,7 @@
 // lane has two neighbouring columns of two rows.
 #pragma once
 
-#include "common/math.cuh"
+#include "tile/lanes.cuh"
 
 namespace cupyflash {
 

@@ -6,8 +6,8 @@
 
 namespace cupyflash {
 
-/// One matrix, and a thread's part in loading its tiles: it keeps to its columns and goes down the
-/// rows by multiples of eight, so that the permutation of its chunks never changes.
+/// Loads tiles of one matrix. A thread keeps to its columns and goes down the rows by multiples of
+/// eight, so that the permutation of its chunks never changes.
 /// `width` elements move at a time; dim, strides and addresses are multiples of it.
 template <class Tile, int threads, int width, class Element>
 struct SwizzledLoader {
@@ -18,36 +18,29 @@ struct SwizzledLoader {
   static constexpr int passes = (Tile::rows + rows_per_pass - 1) / rows_per_pass;
   static_assert(rows_per_pass % 8 == 0 && lanes % Tile::period == 0);
 
-  const Element* first;  // the thread's columns of row 0
-  int64 row_stride;
-  int columns;  // that exist from the thread's first on
-
-  __device__ static int lane_row() { return int(threadIdx.x) / lanes; }
-  __device__ static int lane_chunk() { return int(threadIdx.x) % lanes; }
-
-  __device__ explicit SwizzledLoader(const GlobalRows<const Element>& source)
-      : first(source.first + lane_row() * source.row_stride + lane_chunk() * 8),
-        row_stride(source.row_stride),
-        columns(source.dim - lane_chunk() * 8) {}
+  GlobalRows<const Element> rows;
 
   /// Fills `tile` with rows first_row, first_row + 1, ...; those outside `valid`, and columns that
   /// do not exist, become 0 and are not read.
   __device__ void load(const Tile& tile, int first_row, Range valid) const {
-    const Element* source = first + first_row * row_stride;
-    const unsigned target = tile.chunk(lane_row(), lane_chunk());
+    const int thread = threadIdx.x;
+    const int lane_row = thread / lanes;
+    const int lane_chunk = thread % lanes;
+    const Element* source = rows.row(first_row + lane_row) + lane_chunk * 8;
+    const unsigned target = tile.chunk(lane_row, lane_chunk);
     // One unsigned comparison a row.
     const int count = valid.end > valid.begin ? valid.end - valid.begin : 0;
-    const int row = first_row + lane_row() - valid.begin;
+    const int row = first_row + lane_row - valid.begin;
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
-      if (Tile::rows % rows_per_pass != 0 && lane_row() + pass * rows_per_pass >= Tile::rows) break;
+      if (Tile::rows % rows_per_pass != 0 && lane_row + pass * rows_per_pass >= Tile::rows) break;
       const bool inside = unsigned(row + pass * rows_per_pass) < unsigned(count);
 #pragma unroll
       for (int c = 0; c < chunks_per_lane; ++c) {
         copy_chunk(target + pass * rows_per_pass * Tile::pitch + c * lanes * 16,
-                   source + c * lanes * 8, inside, columns - c * lanes * 8);
+                   source + c * lanes * 8, inside, rows.dim - (lane_chunk + c * lanes) * 8);
       }
-      source += rows_per_pass * row_stride;
+      source += rows_per_pass * rows.row_stride;
     }
   }
 

@@ -18,6 +18,22 @@ struct ColumnWalk {
   }
 };
 
+/// A walk of `count` steps that starts at a multiple of `count` known at run time only.
+template <class Tile, int count>
+struct PartialWalk {
+  static constexpr bool separable = (count & (count - 1)) == 0;
+  ColumnWalk<Tile> walk;
+  int first;
+
+  __device__ PartialWalk(const ColumnWalk<Tile>& whole, int part)
+      : walk(separable ? ColumnWalk<Tile>{whole.at(part * count)} : whole), first(part * count) {}
+
+  __device__ unsigned at(int step, int rows = 0) const {
+    return walk.at(separable ? step : first + step, rows);
+  }
+};
+
+/// How lanes address a tile for ldmatrix.
 template <class Tile>
 struct WalkOf {
   /// Rows 16 n ... of the tile by 16 columns: operand `a` as stored, or two `b` pieces transposed.

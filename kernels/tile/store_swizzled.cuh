@@ -8,11 +8,12 @@
 
 namespace cupyflash {
 
-/// Rounds a warp's fragment, row (i, r) times factor[i][r], into rows first_row ... of `tile`.
+/// Rounds a warp's fragment, row (i, r) times factor[i][r], into rows first_row ..., columns
+/// first_col ... of `tile`.
 template <DataType dtype, class Tile, int m_tiles, int n_tiles>
 __device__ void stage_rows(const Tile& tile, int first_row,
                            const MmaFragment<m_tiles, n_tiles>& fragment,
-                           const float (&factor)[m_tiles][2]) {
+                           const float (&factor)[m_tiles][2], int first_col = 0) {
 #pragma unroll
   for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
@@ -21,8 +22,9 @@ __device__ void stage_rows(const Tile& tile, int first_row,
       for (int j = 0; j < n_tiles; ++j) {
         const unsigned pair = pack_pair<dtype>(fragment.at[i][j][2 * r] * factor[i][r],
                                                fragment.at[i][j][2 * r + 1] * factor[i][r]);
-        store_shared(
-            tile.pair(first_row + i * 16 + r * 8 + MmaLane::row(), j * 8 + MmaLane::col()), pair);
+        store_shared(tile.pair(first_row + i * 16 + r * 8 + MmaLane::row(),
+                               first_col + j * 8 + MmaLane::col()),
+                     pair);
       }
     }
   }

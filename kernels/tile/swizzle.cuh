@@ -30,9 +30,7 @@ struct SwizzledTile {
     return address + row * pitch + ((index ^ permutation(row)) << 4);
   }
   /// Address of a pair of elements; col is even.
-  __device__ unsigned pair(int row, int col) const {
-    return chunk(row, col >> 3) + (col & 7) * 2;
-  }
+  __device__ unsigned pair(int row, int col) const { return chunk(row, col >> 3) + (col & 7) * 2; }
 };
 
 }  // namespace cupyflash

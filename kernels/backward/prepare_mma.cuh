@@ -1,0 +1,153 @@
+// Before and after the tensor-core backward's main kernel: statistics ready to use, dq set to zero;
+// then dq from float32 sums, and the gradient of the sinks.
+#pragma once
+
+#include "arch/convert.cuh"
+#include "arch/exponential.cuh"
+#include "attention/config_mma.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/params_mma.cuh"
+
+namespace cupyflash {
+
+/// A query row of (b, sq, h), varlen (total_q, h), for a quarter of a warp.
+struct QueryRow {
+  static constexpr int lanes = 8;
+  int64 batch;
+  int64 row;
+  int head;
+  int lane;
+  bool exists;
+
+  /// Neighbouring rows of one head: the statistics are contiguous that way.
+  template <class Params>
+  __device__ QueryRow(const Params& params, bool varlen) {
+    const Attention& attention = params.common.attention;
+    const int64 index = (int64(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
+    lane = threadIdx.x % lanes;
+    row = index % attention.seqlen_q;
+    head = int(index / attention.seqlen_q % attention.num_heads);
+    batch = index / attention.seqlen_q / attention.num_heads;
+    exists = batch < (varlen ? 1 : attention.batch);
+  }
+
+  __device__ int64 offset(const Strides& strides) const {
+    return batch * strides.batch + row * strides.row + head * strides.head;
+  }
+};
+
+template <MmaBackwardConfig config>
+__device__ void prepare_backward_mma(const MmaBackwardParams& params) {
+  using Input = Element<config.dtype>;
+  using Part = Vector<Input, config.load_width>;
+  constexpr float log2e = 1.4426950408889634f;
+  const BackwardParams& common = params.common;
+  const Attention& attention = common.attention;
+  const QueryRow row(params, config.varlen);
+
+  float delta = 0.0f;
+  if (row.exists) {
+    const auto* out = static_cast<const Input*>(common.out) + row.offset(common.out_strides);
+    const auto* grad_out =
+        static_cast<const Input*>(common.grad_out) + row.offset(common.grad_out_strides);
+    for (int c = row.lane * config.load_width; c < attention.head_dim_v;
+         c += QueryRow::lanes * config.load_width) {
+      const Part o = *reinterpret_cast<const Part*>(out + c);
+      const Part g = *reinterpret_cast<const Part*>(grad_out + c);
+#pragma unroll
+      for (int e = 0; e < config.load_width; ++e) {
+        delta = fmaf(to_accumulator(o[e]), to_accumulator(g[e]), delta);
+      }
+    }
+  }
+#pragma unroll
+  for (int lanes = QueryRow::lanes / 2; lanes > 0; lanes /= 2) {
+    delta += __shfl_xor_sync(0xffffffffu, delta, lanes);
+  }
+  if (!row.exists) return;
+
+  const int64 pair = row.batch * attention.num_heads + row.head;
+  const int64 scratch = pair * params.rows + row.row;
+  if constexpr (config.deterministic) {
+    for (int64 t = row.row * QueryRow::lanes + row.lane; t < params.tiles;
+         t += int64(attention.seqlen_q) * QueryRow::lanes) {
+      params.turns[pair * params.tiles + t] = 0;
+    }
+  }
+  if (row.lane == 0) {
+    const float max = static_cast<const float*>(common.row_max)[row.offset(common.row_max_strides)];
+    const float sum = static_cast<const float*>(common.row_sum)[row.offset(common.row_sum_strides)];
+    if (common.grad_lse != nullptr) {
+      delta -= static_cast<const float*>(common.grad_lse)[row.offset(common.grad_lse_strides)];
+    }
+    const int64 plane = params.plane(config.varlen);
+    params.statistics[scratch] = finite_shift(max) * log2e;
+    params.statistics[scratch + plane] = inverse_sum(sum);
+    // Rows that see nothing: whatever grad_out and grad_lse hold must not matter.
+    params.statistics[scratch + 2 * plane] = sum == 0.0f ? 0.0f : delta;
+  }
+  float4* sums = reinterpret_cast<float4*>(params.query_sums + scratch * config.head_dim);
+  for (int c = row.lane; c < config.head_dim / 4; c += QueryRow::lanes) {
+    sums[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+}
+
+/// grad_sink = -sum over rows of P(sink) * D: a sink is a key whose value is 0. One block a head,
+/// always adding in the same order.
+template <MmaBackwardConfig config>
+__device__ void grad_sinks_mma(const MmaBackwardParams& params) {
+  __shared__ float partial[32];
+  constexpr float log2e = 1.4426950408889634f;
+  const BackwardParams& common = params.common;
+  const Attention& attention = common.attention;
+  const int head = blockIdx.x;
+  const float sink = common.sinks[head * attention.sinks_stride] * log2e;
+  const int64 plane = params.plane(config.varlen);
+  const int64 rows = (config.varlen ? 1 : int64(attention.batch)) * attention.seqlen_q;
+
+  float total = 0.0f;
+  for (int64 index = threadIdx.x; index < rows; index += blockDim.x) {
+    const int64 pair = index / attention.seqlen_q * attention.num_heads + head;
+    const float* row = params.statistics + pair * params.rows + index % attention.seqlen_q;
+    total -= exp2_hardware(sink - row[0]) * row[plane] * row[2 * plane];
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    total += __shfl_xor_sync(0xffffffffu, total, lanes);
+  }
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = total;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float sum = 0.0f;
+  for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) sum += partial[warp];
+  common.grad_sinks[head * common.grad_sinks_stride] = sum;
+}
+
+/// dq = softmax_scale * sums.
+template <MmaBackwardConfig config>
+__device__ void convert_query_gradient(const MmaBackwardParams& params) {
+  using Output = Element<config.dtype>;
+  using Part = Vector<Output, config.store_width>;
+  const BackwardParams& common = params.common;
+  const Attention& attention = common.attention;
+  const QueryRow row(params, config.varlen);
+  if (!row.exists) return;
+
+  const float scale = float(attention.softmax_scale);
+  const int64 scratch = (row.batch * attention.num_heads + row.head) * params.rows + row.row;
+  const float* sums = params.query_sums + scratch * config.head_dim;
+  Output* target = static_cast<Output*>(common.grad_query) + row.offset(common.grad_query_strides);
+  for (int c = row.lane * config.store_width; c < attention.head_dim;
+       c += QueryRow::lanes * config.store_width) {
+    Vector<float, config.store_width> sum;
+    sum = *reinterpret_cast<const Vector<float, config.store_width>*>(sums + c);
+    Part converted;
+#pragma unroll
+    for (int e = 0; e < config.store_width; ++e) {
+      converted[e] = from_accumulator<Output>(sum[e] * scale);
+    }
+    *reinterpret_cast<Part*>(target + c) = converted;
+  }
+}
+
+}  // namespace cupyflash

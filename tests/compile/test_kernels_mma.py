@@ -1,0 +1,60 @@
+"""The mma engine's kernels compile, without a GPU: no warnings, no spills that would cost time."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupyflash._cuda.compiler import compile_source
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.plan_mma import MmaBackwardPlan, MmaForwardPlan, plan_backward, plan_forward
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+HEAD_DIMS = (32, 64, 96, 128, 160, 192, 224, 256)
+CASES = [
+    (ARCHS[index % len(ARCHS)], head_dim, index % 3 == 0)
+    for index, head_dim in enumerate(HEAD_DIMS)
+] + [("sm_90a", 64, False), ("sm_90a", 128, True), ("sm_90a", 256, False)]
+
+# Values that a block needs outside its inner loop alone, where all 255 registers are in use.
+MOST_SPILLED_BYTES = 48
+
+
+def problem_of(head_dim: int, causal: bool, **options: object) -> Problem:
+    dtype = "float16" if causal else "bfloat16"
+    right = 0 if causal else None
+    return Problem(dtype, 2, 999, 999, 4, 2, head_dim, head_dim, 0.1, None, right, **options)
+
+
+def check(plan: MmaForwardPlan | MmaBackwardPlan, arch: str, spilled: int) -> None:
+    compilation = compile_source(plan.stub, arch, plan=plan)
+    assert set(compilation.entries) == {launch.entry for launch in plan.launches}
+    assert not compilation.warnings
+    assert "warning" not in compilation.log
+    for entry, usage in compilation.entries.items():
+        assert usage.spill_stores <= spilled, (entry, plan)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tile_table(case: tuple[str, int, bool]) -> None:
+    arch, head_dim, causal = case
+    problem, device = problem_of(head_dim, causal), Device.known(arch)
+    check(plan_forward(problem, device), arch, MOST_SPILLED_BYTES)
+    check(plan_backward(problem, device), arch, MOST_SPILLED_BYTES)
+
+
+def test_every_feature() -> None:
+    extras = frozenset({"alibi_slopes", "sinks"})
+    problem = problem_of(64, True, varlen=True, softcap=3.0, extras=extras)
+    device = Device.known("sm_90a")
+    check(plan_forward(problem, device, None, 2, 2), "sm_90a", 256)
+    check(plan_backward(problem, device, None, 2, 2, True), "sm_90a", 256)
+
+
+def test_refusals() -> None:
+    problem = problem_of(64, True)
+    with pytest.raises(UnsupportedError, match="compute capability"):
+        plan_forward(problem, Device.known("sm_75"))
+    with pytest.raises(UnsupportedError, match="float16 and bfloat16"):
+        plan_forward(Problem("float32", 1, 9, 9, 1, 1, 64, 64, 0.1), Device.known("sm_80"))
