@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
+from typing import Any
 
 import cupyflash
-from cupyflash import _engines
 from cupyflash._cuda import cache, device, module
+from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._demo.progress import progress
 from cupyflash._problem import Problem
 from cupyflash.errors import CompileError, NoDeviceError
@@ -124,10 +125,10 @@ def _device() -> str:
 
 def _usable_engines() -> list[str]:
     try:
-        device.require_cupy()
+        gpu = device.current()
     except NoDeviceError:
         return ["numpy"]
-    return ["numpy", *_engines._GPU_PLANS]
+    return ["numpy", *(name for name in PLANNERS if runs_on(name, gpu))]
 
 
 def _count(kernels: int) -> str:
@@ -143,14 +144,12 @@ def demo(device: str | None) -> None:
 
 def warmup(gpu: device.Device | None, dtypes: list[str], head_dims: list[int]) -> None:
     """Compile the common kernels for `gpu`, or for the one that is here, into the cache."""
-    from cupyflash._cuda.plan import plan_backward, plan_forward
-
     gpu = gpu or device.current()
-    plans = [
-        plan(problem, gpu)
-        for problem in _common_problems(dtypes, head_dims)
-        for plan in (plan_forward, plan_backward)
-    ]
+    plans: list[Any] = []
+    for problem in _common_problems(dtypes, head_dims):
+        engine = next(name for name in PLANNERS if not lacks(name, problem, gpu))
+        plans.append(PLANNERS[engine].plan_forward(problem, gpu))
+        plans.append(PLANNERS[engine].plan_backward(problem, gpu))
     before, start = len(cache.entries()), time.perf_counter()
     for plan in progress(plans, f"compiling for {gpu.arch}"):
         entry_names = [launch.entry for launch in plan.launches]

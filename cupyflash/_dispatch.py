@@ -34,9 +34,7 @@ def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | Non
         if save or call.place == HOST:  # the NumPy engine always writes them
             row_max = xp.empty(statistics_shape, problem.accumulator_dtype)
             row_sum = xp.empty(statistics_shape, problem.accumulator_dtype)
-        _engines.implementation(engine, "forward").forward(
-            problem, operands, call.options.tiling, written, row_max, row_sum
-        )
+        _engines.forward(engine)(problem, operands, call.options.tiling, written, row_max, row_sum)
         if written is not target:
             target[...] = written
     if not save:
@@ -53,7 +51,7 @@ def backward(
     engine = _engines.select(problem, call.place, call.options.engine)
     with call.place.current():
         buffers = _gradient_buffers(call)
-        _engines.implementation(engine, "backward").backward(
+        _engines.backward(engine)(
             problem,
             operands,
             call.options.tiling,

@@ -1,18 +1,15 @@
-"""Which engine serves a problem."""
+"""Which engine serves a problem, and where its functions are."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
-from cupyflash._arrays import HOST, Place
-from cupyflash._cuda.device import require_cupy
+from cupyflash._arrays import Place
+from cupyflash._cuda.device import describe, require_cupy
 from cupyflash._problem import Problem
 from cupyflash.errors import NoDeviceError, UnsupportedError
 from cupyflash.tiling import Tiling
-
-# Fastest first; each is a module with SUPPORTED_FEATURES.
-_GPU_PLANS = {"simt": "cupyflash._cuda.plan"}
 
 
 class _NoDeviceForEngineError(UnsupportedError, NoDeviceError):
@@ -27,7 +24,7 @@ def select(problem: Problem, place: Place, named: str | None) -> str:
     UnsupportedError
         The named engine cannot (says what it lacks), or no engine can.
     """
-    if place == HOST:
+    if place.device_id is None:
         if named in (None, "numpy"):
             return "numpy"
         raise _gpu_engine_for_host(named)
@@ -36,39 +33,18 @@ def select(problem: Problem, place: Place, named: str | None) -> str:
             f"engine='numpy' serves host arrays, and this call is for the {place}; "
             "use cupy.asnumpy, or engine=None"
         )
-    candidates = _GPU_PLANS if named is None else {named: _GPU_PLANS.get(named)}
+    from cupyflash._cuda.engines import PLANNERS, lacks
+
     reasons = []
-    for engine, module in candidates.items():
-        missing = _missing(problem, module)
+    for engine in PLANNERS if named is None else (named,):
+        missing = lacks(engine, problem, describe(place.device_id))
         if not missing:
             return engine
         reasons.append(f"engine={engine!r} lacks {', '.join(missing)}")
     raise UnsupportedError(
-        f"{'; '.join(reasons)}. GPU engines in this version: {', '.join(_GPU_PLANS)}; "
+        f"{'; '.join(reasons)}. GPU engines in this version: {', '.join(PLANNERS)}; "
         "host arrays (NumPy) support every feature"
     )
-
-
-def choose_tiling(
-    problem: Problem, place: Place, named: str | None, tiling: Tiling | None
-) -> Tiling:
-    """Return the tiling with which `problem` would run at `place`; errors as in `select`."""
-    select(problem, place, named)
-    if place == HOST:
-        from cupyflash._numpy.tiles import default_tiling
-
-        return tiling or default_tiling(problem)
-    from cupyflash._cuda.device import describe
-    from cupyflash._cuda.plan import plan_forward
-
-    return plan_forward(problem, describe(place.device_id), tiling).tiling
-
-
-def _missing(problem: Problem, module: str | None) -> list[str]:
-    if module is None:
-        return ["an implementation in this version"]
-    supported = importlib.import_module(module).SUPPORTED_FEATURES
-    return sorted(problem.features - supported)
 
 
 def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
@@ -76,18 +52,51 @@ def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
         f"engine={named!r} runs on a GPU and these arrays are NumPy's; "
         "move them with cupy.asarray, or use engine=None"
     )
-    return UnsupportedError(message) if _has_device() else _NoDeviceForEngineError(message)
-
-
-def _has_device() -> bool:
     try:
         require_cupy()
     except NoDeviceError:
-        return False
-    return True
+        return _NoDeviceForEngineError(message)
+    return UnsupportedError(message)
 
 
-def implementation(engine: str, pass_name: str) -> Any:
-    """The module with ``forward`` or ``backward`` of an engine."""
-    package = "_numpy" if engine == "numpy" else "_cuda"
-    return importlib.import_module(f"cupyflash.{package}.{pass_name}")
+def choose_tiling(
+    problem: Problem, place: Place, named: str | None, tiling: Tiling | None
+) -> Tiling:
+    """Return the tiling with which `problem` would run at `place`; errors as in `select`."""
+    engine = select(problem, place, named)
+    if place.device_id is None:
+        from cupyflash._numpy.tiles import default_tiling
+
+        return tiling or default_tiling(problem)
+    from cupyflash._cuda.engines import PLANNERS
+
+    planned: Tiling = (
+        PLANNERS[engine].plan_forward(problem, describe(place.device_id), tiling).tiling
+    )
+    return planned
+
+
+def forward(engine: str) -> Callable[..., None]:
+    """The forward of an engine: see `cupyflash._numpy.forward`."""
+    if engine == "numpy":
+        from cupyflash._numpy.forward import forward as numpy_forward
+
+        return numpy_forward
+    from cupyflash._cuda.forward import forward as cuda_forward
+
+    return partial(cuda_forward, engine)
+
+
+def backward(engine: str) -> Callable[..., None]:
+    """The backward of an engine: see `cupyflash._numpy.backward`."""
+    if engine == "numpy":
+        from cupyflash._numpy.backward import backward as numpy_backward
+
+        return numpy_backward
+    if engine == "mma":
+        from cupyflash._cuda.backward_mma import backward as mma_backward
+
+        return mma_backward
+    from cupyflash._cuda.backward import backward as simt_backward
+
+    return simt_backward

@@ -11,6 +11,7 @@ from typing import Any
 
 from cupyflash._arrays import is_cupy
 from cupyflash._cuda.device import require_cupy
+from cupyflash._engines import select
 from cupyflash._options import Options
 from cupyflash._validate import Call
 
@@ -33,6 +34,7 @@ class Recipe:
         self._device_id = call.place.device_id
         self._shape, self._dtype = out.shape, out.dtype
         self._launcher, self._blocks = prepare(
+            select(call.problem, call.place, call.options.engine),
             call.problem,
             call.operands,
             call.options.tiling,

@@ -105,7 +105,9 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if set(pair) not in EXCLUSIV
 SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
     "simt": frozenset(FEATURES) - {"mask", "block_mask", "bias", "score_mod", "dropout"},
+    "mma": frozenset(FEATURES) - {"mask", "block_mask", "bias", "score_mod", "dropout"},
 }
+ENGINE_DTYPES = {"numpy": tuple(DTYPES), "simt": tuple(DTYPES), "mma": ("float16", "bfloat16")}
 GPU_ENGINES = [engine for engine in SUPPORTED if engine != "numpy"]
 
 # FlashAttention-2's own matrix of its tests (tests/test_flash_attn.py): ragged on purpose.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda.device import describe
+from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import (
@@ -21,7 +22,6 @@ from cupyflash._cuda.params import (
     optional_strides,
     row_alignment,
 )
-from cupyflash._cuda.plan import ForwardPlan, plan_forward
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.tiling import Tiling
 
@@ -49,6 +49,7 @@ class ForwardLayout(NamedTuple):
 
 
 def forward(
+    engine: str,
     problem: Problem,
     operands: Operands,
     tiling: Tiling | None,
@@ -62,6 +63,8 @@ def forward(
 
     Parameters
     ----------
+    engine : str
+        A key of `engines.PLANNERS` that serves the problem.
     problem, operands : Problem, Operands
         What is asked; device arrays in canonical order.
     tiling : Tiling or None
@@ -78,7 +81,7 @@ def forward(
     CompileError
         The kernel does not compile.
     """
-    launcher, blocks = prepare(problem, operands, tiling, out, row_max, row_sum)
+    launcher, blocks = prepare(engine, problem, operands, tiling, out, row_max, row_sum)
     launcher(
         blocks,
         address(operands.query),
@@ -95,6 +98,7 @@ def forward(
 
 
 def prepare(
+    engine: str,
     problem: Problem,
     operands: Operands,
     tiling: Tiling | None,
@@ -118,7 +122,7 @@ def prepare(
         alignment((address(query), address(key), address(value))),
         alignment((address(out),)),
     )
-    return _launcher(problem, query.device.id, tiling, layout)
+    return _launcher(engine, problem, query.device.id, tiling, layout)
 
 
 def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.void]:
@@ -132,9 +136,10 @@ def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.vo
 
 @lru_cache(maxsize=4096)
 def _launcher(
-    problem: Problem, device_id: int, tiling: Tiling | None, layout: ForwardLayout
+    engine: str, problem: Problem, device_id: int, tiling: Tiling | None, layout: ForwardLayout
 ) -> tuple[Launcher, int]:
-    plan: ForwardPlan = plan_forward(problem, describe(device_id), tiling, *layout.vector_bytes)
+    device = describe(device_id)
+    plan = PLANNERS[engine].plan_forward(problem, device, tiling, *layout.vector_bytes)
     launch = plan.launch
     module = load(plan.stub, [launch.entry], device_id=device_id, plan=plan)
     launcher = Launcher(

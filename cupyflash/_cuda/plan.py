@@ -20,6 +20,8 @@ from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
 __all__ = [
+    "LEAST_CAPABILITY",
+    "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
     "BackwardConfig",
     "BackwardPlan",
@@ -30,6 +32,8 @@ __all__ = [
     "plan_forward",
 ]
 
+SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+LEAST_CAPABILITY = (7, 5)
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
 
 _VECTOR_BYTES = 16  # the widest access
@@ -284,7 +288,7 @@ def _given(tiling: Tiling | None, keys_stay: bool) -> SimtTile | None:
     if tiling is None:
         return None
     if tiling.stages != 1:
-        raise UnsupportedError(f"the simt engine has stages=1 only, and {tiling} was given")
+        raise UnsupportedError(f"the simt engine has stages=1 only, got tiling={tiling}")
     block_m, block_n = tiling.block_m, tiling.block_n
     sizes = (block_n, block_m) if keys_stay else (block_m, block_n)
     return SimtTile(*sizes, tiling.warps)

@@ -35,6 +35,7 @@ from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
 __all__ = [
+    "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
     "MmaBackwardPlan",
@@ -237,7 +238,7 @@ def _check_problem(problem: Problem, device: Device) -> None:
 
 def _check_stages(tiling: Tiling) -> None:
     if tiling.stages != STAGES:
-        raise UnsupportedError(f"the mma engine has stages={STAGES} only, and {tiling} was given")
+        raise UnsupportedError(f"the mma engine has stages={STAGES} only, got tiling={tiling}")
 
 
 def _wider(problem: Problem) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cases import GPU_ENGINES
+from cupyflash import UnsupportedError
+from tests.cases import DTYPES, ENGINE_DTYPES, GPU_ENGINES
 
 
 def _reason_to_skip() -> str | None:
@@ -35,6 +37,19 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     if host_only:
         config.hook.pytest_deselected(items=sorted(host_only, key=lambda item: item.nodeid))
         items[:] = [item for item in items if item not in host_only]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: Any) -> Iterator[Any]:
+    """Skip a test whose dtype is outside the table of the engine under test."""
+    try:
+        return (yield)
+    except UnsupportedError as error:
+        served = ENGINE_DTYPES[pyfuncitem.funcargs["engine"]]
+        outside = [dtype for dtype in DTYPES if dtype not in served and dtype in str(error)]
+        if not outside:
+            raise
+        pytest.skip(f"the engine does not serve: {outside[0]}")
 
 
 @pytest.fixture(scope="session", params=GPU_ENGINES)

@@ -1,0 +1,34 @@
+"""The GPU engines, and what each one serves."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from cupyflash._cuda import plan, plan_mma
+from cupyflash._cuda.device import Device
+from cupyflash._problem import Problem
+
+__all__ = ["PLANNERS", "lacks", "runs_on"]
+
+# Fastest first. Each planner has plan_forward and plan_backward, SUPPORTED_FEATURES,
+# SUPPORTED_DTYPES and LEAST_CAPABILITY.
+PLANNERS: dict[str, ModuleType] = {"mma": plan_mma, "simt": plan}
+
+
+def runs_on(engine: str, device: Device) -> bool:
+    """Whether `device` has the instructions of `engine`."""
+    return bool(device.compute_capability >= PLANNERS[engine].LEAST_CAPABILITY)
+
+
+def lacks(engine: str, problem: Problem, device: Device) -> list[str]:
+    """Return what `engine` does not have that `problem` on `device` needs; empty: it serves it."""
+    if engine not in PLANNERS:
+        return ["an implementation in this version"]
+    planner = PLANNERS[engine]
+    missing = sorted(problem.features - planner.SUPPORTED_FEATURES)
+    if problem.dtype not in planner.SUPPORTED_DTYPES:
+        missing.append(problem.dtype)
+    if not runs_on(engine, device):
+        major, minor = device.compute_capability
+        missing.append(f"compute capability {major}.{minor} ({device.name})")
+    return missing
