@@ -49,6 +49,8 @@ def backward(
     call = saved._call
     problem, operands, layout = call.problem, call.operands, call.layout
     engine = _engines.select(problem, call.place, call.options.engine)
+    if engine == "mma" and deterministic and not operands.cu_seqlens_checked:
+        engine = "simt"  # its blocks take turns, and wrong cu_seqlens could let one wait for ever
     with call.place.current():
         buffers = _gradient_buffers(call)
         _engines.backward(engine)(

@@ -89,6 +89,7 @@ class Operands:
     value: Array
     cu_seqlens_q: Array | None = None  # int32 (b + 1,)
     cu_seqlens_k: Array | None = None
+    cu_seqlens_checked: bool = True  # False: they came on the device, and nobody has looked
     mask: Array | None = None  # bool, True = takes part
     bias: Array | None = None  # any float dtype
     alibi_slopes: Array | None = None  # float32 (1 or b, h)

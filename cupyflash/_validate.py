@@ -112,6 +112,7 @@ def bind(
         value=value,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
+        cu_seqlens_checked=sequences is None or _on_host(sequences),
         seed=0 if seed is None else seed,
         **extras,
     )
@@ -240,6 +241,11 @@ def _cu_seqlens(
             f"got {len(checked[0])} and {len(checked[1])}"
         )
     return _moved(checked[0], place), _moved(checked[1], place)
+
+
+def _on_host(sequences: Sequences) -> bool:
+    ends = (sequences.cu_seqlens_q, sequences.cu_seqlens_k)
+    return all(place_of(as_array(x, "cu_seqlens")) == HOST for x in ends)
 
 
 def _cumulative(x: Any, name: str, total: int) -> Array:

@@ -2,6 +2,7 @@
 // head, batch) for dk, dv and its share of dq, then the conversion of dq.
 #pragma once
 
+#include "arch/copy_async.cuh"
 #include "arch/opaque.cuh"
 #include "attention/tile_order.cuh"
 #include "backward/mainloop_mma.cuh"
@@ -84,8 +85,8 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
                   typename Mainloop::ScoreOf(common, sequence, head)},
                  grad_key, grad_value);
   }
-  copy_async_wait_group<0>();
-  __syncthreads();  // the tiles are no longer read
+  copy_async_wait();  // all copies, also of a key tile that no query sees: its group is open
+  __syncthreads();    // the tiles are no longer read
   // Found again, instead of being kept.
   const TileIndex place = locate_key_tile<config>(common, opaque(blockIdx.x));
   write_key_gradient<config>(

@@ -50,13 +50,16 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
     const auto* out = static_cast<const Input*>(common.out) + row.offset(common.out_strides);
     const auto* grad_out =
         static_cast<const Input*>(common.grad_out) + row.offset(common.grad_out_strides);
-    for (int c = row.lane * config.load_width; c < attention.head_dim_v;
-         c += QueryRow::lanes * config.load_width) {
-      const Part o = *reinterpret_cast<const Part*>(out + c);
-      const Part g = *reinterpret_cast<const Part*>(grad_out + c);
+    // Eight columns a lane at a time, whatever the width of a load: the sum's bits stay the same.
+    for (int first = row.lane * 8; first < attention.head_dim_v; first += QueryRow::lanes * 8) {
+      const int end = minimum(first + 8, attention.head_dim_v);
+      for (int c = first; c < end; c += config.load_width) {
+        const Part o = *reinterpret_cast<const Part*>(out + c);
+        const Part g = *reinterpret_cast<const Part*>(grad_out + c);
 #pragma unroll
-      for (int e = 0; e < config.load_width; ++e) {
-        delta = fmaf(to_accumulator(o[e]), to_accumulator(g[e]), delta);
+        for (int e = 0; e < config.load_width; ++e) {
+          delta = fmaf(to_accumulator(o[e]), to_accumulator(g[e]), delta);
+        }
       }
     }
   }

@@ -1,6 +1,7 @@
 // Global to swizzled shared memory, without conversion.
 #pragma once
 
+#include "arch/copy_async.cuh"
 #include "tile/load.cuh"
 #include "tile/swizzle.cuh"
 
