@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,6 @@ __all__ = [
     "MmaBackwardConfig",
     "MmaForwardConfig",
     "Scratch",
-    "constant",
 ]
 
 # ``MmaBackwardParams`` of kernels/attention/params_mma.cuh.
@@ -92,15 +91,3 @@ class Scratch:
     def turns(self) -> int:
         """Number of int32."""
         return self.pairs * self.tiles
-
-
-def constant(config: MmaForwardConfig | MmaBackwardConfig) -> str:
-    """Return the C++ definition of `config`."""
-    initialisers = ", ".join(
-        f".{field.name} = {_literal(getattr(config, field.name))}" for field in fields(config)
-    )
-    return f"constexpr {type(config).__name__} config{{{initialisers}}};"
-
-
-def _literal(value: object) -> str:
-    return f"DataType::{value}" if isinstance(value, str) else str(value).lower()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from cupyflash._cuda.config import BackwardConfig, ForwardConfig, constant
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
 from cupyflash._cuda.tiles_simt import BACKWARD_TILES, FORWARD_TILES, SimtTile, bucket
@@ -48,45 +49,6 @@ _SINKS_THREADS = 256
 
 
 @dataclass(frozen=True)
-class ForwardConfig:
-    """What a forward kernel is compiled for: ``ForwardConfig`` of kernels/attention/config.cuh."""
-
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    block_m: int
-    block_n: int
-    warps: int
-    load_width: int
-    store_width: int
-    async_copy: bool
-    window: bool
-    softcap: bool
-    alibi: bool
-    sinks: bool
-    varlen: bool
-
-
-@dataclass(frozen=True)
-class BackwardConfig:
-    """What a backward kernel is compiled for: ``BackwardConfig`` of the same file."""
-
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    block_m: int
-    block_n: int
-    warps: int
-    load_width: int
-    store_width: int
-    async_copy: bool
-    window: bool
-    softcap: bool
-    alibi: bool
-    varlen: bool
-
-
-@dataclass(frozen=True)
 class KernelLaunch:
     """One kernel of a plan: entry name, blocks along x, threads and shared memory of a block."""
 
@@ -115,7 +77,7 @@ class ForwardPlan:
         return _stub(
             "forward/kernel_simt.cuh",
             size_assertion("ForwardParams", FORWARD_PARAMS),
-            _constant("ForwardConfig", "config", self.config),
+            constant(self.config),
             _storage_assertion("ForwardStorage<config>", self.launch),
             _entry(self.launch, "ForwardParams", "forward_simt<config>"),
         )
@@ -153,8 +115,8 @@ class BackwardPlan:
         return _stub(
             "backward/kernel_simt.cuh",
             size_assertion("BackwardParams", BACKWARD_PARAMS),
-            _constant("BackwardConfig", "config_dkdv", self.config_dkdv),
-            _constant("BackwardConfig", "config_dq", self.config_dq),
+            constant(self.config_dkdv, "config_dkdv"),
+            constant(self.config_dq, "config_dq"),
             _storage_assertion("KeyGradientStorage<config_dkdv>", self.dkdv),
             _storage_assertion("QueryGradientStorage<config_dq>", self.dq),
             *entries,
@@ -409,19 +371,6 @@ def _tiling(config: ForwardConfig | BackwardConfig) -> Tiling:
 
 
 # The stub.
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, str):
-        return f"DataType::{value}"
-    return str(value).lower()
-
-
-def _constant(kind: str, name: str, config: ForwardConfig | BackwardConfig) -> str:
-    initialisers = ", ".join(
-        f".{field.name} = {_literal(getattr(config, field.name))}" for field in fields(config)
-    )
-    return f"constexpr {kind} {name}{{{initialisers}}};"
 
 
 def _storage_assertion(storage: str, launch: KernelLaunch) -> str:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
+from cupyflash._cuda.config import constant
 from cupyflash._cuda.config_mma import (
     MMA_BACKWARD_PARAMS,
     MmaBackwardConfig,
     MmaForwardConfig,
     Scratch,
-    constant,
 )
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.params import FORWARD_PARAMS, size_assertion
