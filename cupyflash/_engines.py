@@ -93,10 +93,6 @@ def backward(engine: str) -> Callable[..., None]:
         from cupyflash._numpy.backward import backward as numpy_backward
 
         return numpy_backward
-    if engine == "mma":
-        from cupyflash._cuda.backward_mma import backward as mma_backward
+    from cupyflash._cuda.backward import backward as cuda_backward
 
-        return mma_backward
-    from cupyflash._cuda.backward import backward as simt_backward
-
-    return simt_backward
+    return partial(cuda_backward, engine)

@@ -1,4 +1,4 @@
-"""The CUDA backward: delta, dk and dv, dq, and the gradient of sinks, each one launch."""
+"""The CUDA backward: plan, compiled module and parameters are found once, then only launched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda.device import Device, describe, require_cupy
+from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS, Scratch
+from cupyflash._cuda.device import describe, require_cupy
+from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import (
@@ -21,9 +23,7 @@ from cupyflash._cuda.params import (
     optional_strides,
     row_alignment,
 )
-from cupyflash._cuda.plan import BackwardPlan, plan_backward
 from cupyflash._problem import Array, GradientBuffers, Operands, Problem
-from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
 __all__ = ["BackwardLayout", "backward", "backward_params"]
@@ -31,38 +31,67 @@ __all__ = ["BackwardLayout", "backward", "backward_params"]
 _FLOAT32_BYTES = 4
 
 
+_LOADED = ("query", "key", "value", "out", "grad_out")
+_STORED = ("grad_query", "grad_key", "grad_value")
+_STATISTICS = ("row_max", "row_sum", "grad_lse")
+
+
 class BackwardLayout(NamedTuple):
     """All that the launches depend on beside the problem: strides in bytes, and alignments."""
 
-    query: Strides
-    key: Strides
-    value: Strides
-    out: Strides
-    grad_out: Strides
-    grad_query: Strides
-    grad_key: Strides
-    grad_value: Strides
-    row_max: Strides
-    row_sum: Strides
-    grad_lse: Strides | None
-    delta: Strides
+    loaded: tuple[Strides, ...]  # of _LOADED
+    stored: tuple[Strides, ...]  # of _STORED
+    statistics: tuple[Strides | None, ...]  # of _STATISTICS; None: not given
     grad_sinks: Strides | None
     optional: tuple[Strides, Strides]
-    load_alignment: int  # power of two that divides the addresses of query, key, value, grad_out
-    store_alignment: int  # and of the gradients
+    load_alignment: int  # power of two that divides the addresses of what is loaded
+    store_alignment: int  # and of what is stored
+
+    @classmethod
+    def of(cls, arrays: dict[str, Array], optional: tuple[Strides, Strides]) -> BackwardLayout:
+        """The layout of arrays that go by the names of their parameters."""
+        loaded = [arrays[name] for name in _LOADED]
+        stored = [arrays[name] for name in _STORED]
+        return cls(
+            tuple(array.strides for array in loaded),
+            tuple(array.strides for array in stored),
+            tuple(_strides_or_none(arrays[name]) for name in _STATISTICS),
+            _strides_or_none(arrays["grad_sinks"]),
+            optional,
+            alignment(map(address, loaded)),
+            alignment(map(address, stored)),
+        )
 
     @property
     def vector_bytes(self) -> tuple[int, int]:
         """Bytes that every load and every store may move at once."""
-        loads = (self.query, self.key, self.value, self.grad_out)
-        stores = (self.grad_query, self.grad_key, self.grad_value)
         return (
-            row_alignment(self.load_alignment, loads),
-            row_alignment(self.store_alignment, stores),
+            row_alignment(self.load_alignment, self.loaded),
+            row_alignment(self.store_alignment, self.stored),
         )
 
 
+def _strides_or_none(array: Array | None) -> Strides | None:
+    return None if array is None else tuple(array.strides)
+
+
+class BackwardStruct(NamedTuple):
+    """What an engine's kernels are given, all but the pointers, and their scratch memory."""
+
+    params: npt.NDArray[np.void]
+    pointers: tuple[str, ...]  # in the order of the struct
+    scratch: dict[str, tuple[int, str]]  # name -> number of elements, dtype
+
+
+class _Prepared(NamedTuple):
+    """Launchers that only lack the pointers, in order, each with its number of blocks."""
+
+    struct: BackwardStruct
+    launches: tuple[tuple[Launcher, int], ...]
+
+
 def backward(
+    engine: str,
     problem: Problem,
     operands: Operands,
     tiling: Tiling | None,
@@ -76,15 +105,16 @@ def backward(
 ) -> None:
     """Write the gradients of attention.
 
-    FlashAttention-2 (Dao 2023, arXiv 2307.08691), Algorithm 2, in two passes: one over the keys
-    for dk and dv, one over the queries for dq.
+    FlashAttention-2 (Dao 2023, arXiv 2307.08691), Algorithm 2.
 
     Parameters
     ----------
+    engine : str
+        A key of `engines.PLANNERS` that serves the problem.
     problem, operands, out, row_max, row_sum
         As `forward` got and wrote them.
     tiling : Tiling or None
-        For both passes, where it fits them; None: chosen.
+        That of the forward, used where it fits; None: chosen.
     grad_out : array
         Gradient of out, in its shape and dtype, the last axis contiguous.
     grad_lse : array or None
@@ -92,100 +122,114 @@ def backward(
     gradients : GradientBuffers
         Written: dq, dk, dv, and dsinks where there are sinks.
     deterministic : bool
-        Results are the same bits from run to run whatever it says.
+        Results are the same bits from run to run. Without it mma adds to dq in any order; simt's
+        always are.
 
     Raises
     ------
     CompileError
         The kernels do not compile.
     """
-    query, key, value = operands.query, operands.key, operands.value
-    device_id = query.device.id
+    arrays = {
+        "query": operands.query,
+        "key": operands.key,
+        "value": operands.value,
+        "out": out,
+        "grad_out": grad_out,
+        "row_max": row_max,
+        "row_sum": row_sum,
+        "grad_lse": grad_lse,
+        "grad_query": gradients.dq,
+        "grad_key": gradients.dk,
+        "grad_value": gradients.dv,
+        "cu_seqlens_q": operands.cu_seqlens_q,
+        "cu_seqlens_k": operands.cu_seqlens_k,
+        "alibi_slopes": operands.alibi_slopes,
+        "sinks": operands.sinks,
+        "grad_sinks": gradients.dsinks,
+    }
+    device_id = operands.query.device.id
+    layout = BackwardLayout.of(arrays, optional_strides(operands))
+    prepared = _prepare(engine, problem, device_id, tiling, layout, deterministic)
     cupy = require_cupy()
     with cupy.cuda.Device(device_id):
-        delta = cupy.empty(row_max.shape, problem.accumulator_dtype)
-    loaded = (query, key, value, grad_out)
-    stored = (gradients.dq, gradients.dk, gradients.dv)
-    layout = BackwardLayout(
-        query.strides,
-        key.strides,
-        value.strides,
-        out.strides,
-        grad_out.strides,
-        gradients.dq.strides,
-        gradients.dk.strides,
-        gradients.dv.strides,
-        row_max.strides,
-        row_sum.strides,
-        None if grad_lse is None else grad_lse.strides,
-        delta.strides,
-        None if gradients.dsinks is None else gradients.dsinks.strides,
-        optional_strides(operands),
-        alignment(map(address, loaded)),
-        alignment(map(address, stored)),
-    )
-    pointers = [
-        address(array)
-        for array in (
-            *(query, key, value, out, grad_out),
-            *(row_max, row_sum, grad_lse, delta),
-            *stored,
-            *(operands.cu_seqlens_q, operands.cu_seqlens_k),
-            *(operands.alibi_slopes, operands.sinks, gradients.dsinks),
-        )
-    ]
-    for launcher, blocks in _prepare(problem, device_id, tiling, layout):
+        for name, (size, dtype) in prepared.struct.scratch.items():
+            arrays[name] = cupy.empty(size, dtype)
+    pointers = [address(arrays.get(name)) for name in prepared.struct.pointers]
+    for launcher, blocks in prepared.launches:
         launcher(blocks, *pointers)
 
 
 def backward_params(problem: Problem, layout: BackwardLayout) -> npt.NDArray[np.void]:
-    """Return the kernels' parameters, all but the pointers."""
+    """Return ``BackwardParams``, all but the pointers."""
     params: npt.NDArray[Any] = np.zeros((), BACKWARD_PARAMS)
-    statistics = ("row_max", "row_sum", "grad_lse", "delta")
-    fill(
-        params,
-        problem,
-        {name: getattr(layout, name) for name in BackwardLayout._fields[:8]},
-        {name: getattr(layout, name) for name in statistics},
-        layout.optional,
-    )
+    heads = dict(zip((*_LOADED, *_STORED), (*layout.loaded, *layout.stored), strict=True))
+    statistics = dict(zip(_STATISTICS, layout.statistics, strict=True))
+    statistics["delta"] = _dense_strides(problem)
+    fill(params, problem, heads, statistics, layout.optional)
     if layout.grad_sinks is not None:
         params["grad_sinks_stride"] = layout.grad_sinks[0] // _FLOAT32_BYTES
     return params
 
 
+def _dense_strides(problem: Problem) -> Strides:
+    """Strides of contiguous ``(b, h, sq)`` or ``(h, total_q)`` statistics."""
+    itemsize = np.dtype(problem.accumulator_dtype).itemsize
+    row = itemsize * problem.seqlen_q
+    return (row, itemsize) if problem.varlen else (row * problem.num_heads, row, itemsize)
+
+
+def _simt_struct(problem: Problem, layout: BackwardLayout) -> BackwardStruct:
+    rows = problem.num_heads * problem.seqlen_q * (1 if problem.varlen else problem.batch)
+    scratch = {"delta": (rows, problem.accumulator_dtype)}
+    return BackwardStruct(backward_params(problem, layout), BACKWARD_POINTERS, scratch)
+
+
+def _mma_struct(
+    problem: Problem, layout: BackwardLayout, scratch: Scratch, deterministic: bool
+) -> BackwardStruct:
+    common = backward_params(problem, layout)
+    params: npt.NDArray[Any] = np.zeros((), MMA_BACKWARD_PARAMS)
+    for name in common.dtype.names or ():
+        params[name] = common[name]
+    params["rows"], params["tiles"] = scratch.rows, scratch.tiles
+    sizes = {
+        "query_sums": (scratch.query_sums, "float32"),
+        "statistics": (scratch.statistics, "float32"),
+    }
+    if deterministic:
+        sizes["turns"] = scratch.turns, "int32"
+    return BackwardStruct(params, MMA_BACKWARD_POINTERS, sizes)
+
+
 @lru_cache(maxsize=4096)
 def _prepare(
-    problem: Problem, device_id: int, tiling: Tiling | None, layout: BackwardLayout
-) -> tuple[tuple[Launcher, int], ...]:
-    """Return launchers that only lack the pointers, in order, each with its number of blocks."""
-    plan = _plan(problem, describe(device_id), tiling, layout)
+    engine: str,
+    problem: Problem,
+    device_id: int,
+    tiling: Tiling | None,
+    layout: BackwardLayout,
+    deterministic: bool,
+) -> _Prepared:
+    plan = PLANNERS[engine].plan_backward(
+        problem, describe(device_id), tiling, *layout.vector_bytes, deterministic
+    )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
-    params = backward_params(problem, layout)
-    return tuple(
-        (
-            Launcher(
-                module.get_function(launch.entry, launch.shared_memory),
-                device_id,
-                params,
-                BACKWARD_POINTERS,
-                threads=launch.threads,
-                shared_memory=launch.shared_memory,
-            ),
-            launch.blocks,
+    if engine == "mma":
+        struct = _mma_struct(problem, layout, plan.scratch, deterministic)
+    else:
+        struct = _simt_struct(problem, layout)
+    launchers = (
+        Launcher(
+            module.get_function(launch.entry, launch.shared_memory),
+            device_id,
+            struct.params,
+            struct.pointers,
+            threads=launch.threads,
+            shared_memory=launch.shared_memory,
         )
         for launch in plan.launches
     )
-
-
-def _plan(
-    problem: Problem, device: Device, tiling: Tiling | None, layout: BackwardLayout
-) -> BackwardPlan:
-    """Plan with the forward's tiling; with the table's where the backward needs more room."""
-    try:
-        return plan_backward(problem, device, tiling, *layout.vector_bytes)
-    except UnsupportedError:
-        if tiling is None:
-            raise
-        return plan_backward(problem, device, None, *layout.vector_bytes)
+    blocks = (launch.blocks for launch in plan.launches)
+    return _Prepared(struct, tuple(zip(launchers, blocks, strict=True)))

@@ -7,7 +7,7 @@ text of the stub that instantiates its kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -149,7 +149,12 @@ def plan_forward(
     """
     _check_problem(problem)
     wide = problem.head_dim_v
-    tile = _choose(problem, device, FORWARD_TILES, _given(tiling, False), _forward_bytes, wide)
+    candidates = _table(problem, FORWARD_TILES)
+    if tiling is not None:
+        if tiling.stages != 1:
+            raise UnsupportedError(f"the simt engine has stages=1 only, got tiling={tiling}")
+        candidates = _given(tiling)
+    tile = _choose(problem, device, candidates, _forward_bytes, wide)
     config = ForwardConfig(
         **_common(problem, device, tile.resident, tile.streamed, tile.warps),
         load_width=_width(problem, vector_bytes, problem.head_dim, problem.head_dim_v),
@@ -169,8 +174,13 @@ def plan_backward(
     tiling: Tiling | None = None,
     vector_bytes: int = _VECTOR_BYTES,
     store_bytes: int = _VECTOR_BYTES,
+    deterministic: bool = False,
 ) -> BackwardPlan:
-    """Plan a backward call; parameters and errors as in `plan_forward`."""
+    """Plan a backward call; parameters and errors as in `plan_forward`.
+
+    A `tiling` that was meant for the forward and does not fit here gives way to the table.
+    Results are the same bits from run to run whatever `deterministic` says.
+    """
     _check_problem(problem)
     dims = (problem.head_dim, problem.head_dim_v)
     widths: dict[str, Any] = {
@@ -179,13 +189,14 @@ def plan_backward(
     }
     both = bucket(problem.head_dim) + bucket(problem.head_dim_v)
 
-    keys = _choose(problem, device, BACKWARD_TILES, _given(tiling, True), _key_bytes, both)
+    table = _table(problem, BACKWARD_TILES)
+    candidates = (*_given(tiling, keys_stay=True), *table)
+    keys = _choose(problem, device, candidates, _key_bytes, both)
     config_dkdv = BackwardConfig(
         **_common(problem, device, keys.streamed, keys.resident, keys.warps), **widths
     )
-    queries = _choose(
-        problem, device, BACKWARD_TILES, _given(tiling, False), _query_bytes, problem.head_dim
-    )
+    candidates = (*_given(tiling), *table)
+    queries = _choose(problem, device, candidates, _query_bytes, problem.head_dim)
     config_dq = BackwardConfig(
         **_common(problem, device, queries.resident, queries.streamed, queries.warps), **widths
     )
@@ -245,34 +256,33 @@ def _key_bytes(problem: Problem, tile: SimtTile) -> int:
 # The choice of a tile.
 
 
-def _given(tiling: Tiling | None, keys_stay: bool) -> SimtTile | None:
-    """Return a caller's tiling in the kernel's terms."""
-    if tiling is None:
-        return None
-    if tiling.stages != 1:
-        raise UnsupportedError(f"the simt engine has stages=1 only, got tiling={tiling}")
+def _given(tiling: Tiling | None, *, keys_stay: bool = False) -> tuple[SimtTile, ...]:
+    """Return a caller's tiling in the kernel's terms, if there is one."""
+    if tiling is None or tiling.stages != 1:
+        return ()
     block_m, block_n = tiling.block_m, tiling.block_n
     sizes = (block_n, block_m) if keys_stay else (block_m, block_n)
-    return SimtTile(*sizes, tiling.warps)
+    return (SimtTile(*sizes, tiling.warps),)
+
+
+def _table(
+    problem: Problem, table: dict[tuple[int, int], tuple[SimtTile, ...]]
+) -> tuple[SimtTile, ...]:
+    return table[_itemsize(problem), bucket(max(problem.head_dim, problem.head_dim_v))]
 
 
 def _choose(
     problem: Problem,
     device: Device,
-    table: dict[tuple[int, int], tuple[SimtTile, ...]],
-    given: SimtTile | None,
+    candidates: tuple[SimtTile, ...],
     size: Callable[[Problem, SimtTile], int],
     summed_dim: int,
 ) -> SimtTile:
-    """Return the given tile if it fits, else the first of the table that does.
+    """Return the first tile that fits.
 
     `size` gives the shared memory of a tile, `summed_dim` the columns that are summed up in
     registers.
     """
-    candidates: Iterable[SimtTile] = (given,) if given is not None else ()
-    if given is None:
-        head_dim = bucket(max(problem.head_dim, problem.head_dim_v))
-        candidates = table[_itemsize(problem), head_dim]
     complaint = None
     for tile in candidates:
         complaint = _complaint(problem, device, tile, size(problem, tile), summed_dim)
