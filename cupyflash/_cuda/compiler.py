@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,6 +25,8 @@ __all__ = ["OPTIONS", "Compilation", "EntryUsage", "compile_source", "nvrtc_vers
 OPTIONS = ("-std=c++20", "--ptxas-options=-v", "--no-source-include")
 _STUB_NAME = "stub.cu"
 _LOG_LINES_SHOWN = 12
+# NVRTC opens its library of built-ins in the first compilation, and two first ones collide.
+_compiling = threading.Lock()
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -113,7 +116,8 @@ def compile_source(
     )
     try:
         arguments = (f"-arch={arch}", *OPTIONS, *options)
-        status = nvrtc.nvrtcCompileProgram(program, len(arguments), _strings(arguments))
+        with _compiling:
+            status = nvrtc.nvrtcCompileProgram(program, len(arguments), _strings(arguments))
         log = _output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status != 0:
             raise CompileError(_explain(stub, arguments, log, plan))

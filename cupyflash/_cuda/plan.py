@@ -14,6 +14,16 @@ from typing import Any
 
 from cupyflash._cuda.config import BackwardConfig, ForwardConfig, constant
 from cupyflash._cuda.device import Device
+from cupyflash._cuda.kernel import (
+    VECTOR_BYTES,
+    KernelLaunch,
+    access_width,
+    check_lengths,
+    entry_point,
+    kernel_launch,
+    row_tiles,
+    stub,
+)
 from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
 from cupyflash._cuda.tiles_simt import BACKWARD_TILES, FORWARD_TILES, SimtTile, bucket
 from cupyflash._problem import Problem
@@ -24,11 +34,8 @@ __all__ = [
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
-    "BackwardConfig",
     "BackwardPlan",
-    "ForwardConfig",
     "ForwardPlan",
-    "KernelLaunch",
     "plan_backward",
     "plan_forward",
 ]
@@ -37,25 +44,12 @@ SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 LEAST_CAPABILITY = (7, 5)
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
 
-_VECTOR_BYTES = 16  # the widest access
 _LANE_ROWS, _LANE_COLS = 4, 8  # of a warp: LaneGrid in kernels/tile/lanes.cuh
 _MAX_WARPS = 8  # 256 threads can have 255 registers each
 _MAX_SUM_REGISTERS = 128  # of one lane
 _MAX_SCORE_REGISTERS = 64
-_MAX_BLOCKS = 2**31 - 1
-_MAX_SEQLEN = 2**30 - 1  # so that an index plus a window bound stays an int
 _DELTA_THREADS = 256
 _SINKS_THREADS = 256
-
-
-@dataclass(frozen=True)
-class KernelLaunch:
-    """One kernel of a plan: entry name, blocks along x, threads and shared memory of a block."""
-
-    entry: str
-    blocks: int
-    threads: int
-    shared_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,12 +68,12 @@ class ForwardPlan:
     @cached_property
     def stub(self) -> str:
         """CUDA source that instantiates the kernel."""
-        return _stub(
+        return stub(
             "forward/kernel_simt.cuh",
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             _storage_assertion("ForwardStorage<config>", self.launch),
-            _entry(self.launch, "ForwardParams", "forward_simt<config>"),
+            entry_point(self.launch, "ForwardParams", "forward_simt<config>"),
         )
 
 
@@ -106,13 +100,13 @@ class BackwardPlan:
         """CUDA source that instantiates the kernels."""
         params = "BackwardParams"
         entries = [
-            _entry(self.delta, params, "compute_delta<config_dq>"),
-            _entry(self.dkdv, params, "key_gradient_simt<config_dkdv>"),
-            _entry(self.dq, params, "query_gradient_simt<config_dq>"),
+            entry_point(self.delta, params, "compute_delta<config_dq>"),
+            entry_point(self.dkdv, params, "key_gradient_simt<config_dkdv>"),
+            entry_point(self.dq, params, "query_gradient_simt<config_dq>"),
         ]
         if self.grad_sinks is not None:
-            entries.append(_entry(self.grad_sinks, params, "compute_grad_sinks<config_dq>"))
-        return _stub(
+            entries.append(entry_point(self.grad_sinks, params, "compute_grad_sinks<config_dq>"))
+        return stub(
             "backward/kernel_simt.cuh",
             size_assertion("BackwardParams", BACKWARD_PARAMS),
             constant(self.config_dkdv, "config_dkdv"),
@@ -128,8 +122,8 @@ def plan_forward(
     problem: Problem,
     device: Device,
     tiling: Tiling | None = None,
-    vector_bytes: int = _VECTOR_BYTES,
-    store_bytes: int = _VECTOR_BYTES,
+    vector_bytes: int = VECTOR_BYTES,
+    store_bytes: int = VECTOR_BYTES,
 ) -> ForwardPlan:
     """Plan a forward call.
 
@@ -147,7 +141,7 @@ def plan_forward(
     UnsupportedError
         The tiling does not fit (the message names the limit), or the problem is out of range.
     """
-    _check_problem(problem)
+    check_lengths(problem)
     wide = problem.head_dim_v
     candidates = _table(problem, FORWARD_TILES)
     if tiling is not None:
@@ -161,9 +155,9 @@ def plan_forward(
         store_width=_store_width(problem, store_bytes, problem.head_dim_v),
         sinks="sinks" in problem.extras,
     )
-    rows = _row_tiles(problem, problem.seqlen_q, tile.resident) * problem.num_heads
+    rows = row_tiles(problem, problem.seqlen_q, tile.resident) * problem.num_heads
     shared_memory = _forward_bytes(problem, tile)
-    launch = _launch("cupyflash_forward", rows, 32 * tile.warps, shared_memory)
+    launch = kernel_launch("cupyflash_forward", rows, 32 * tile.warps, shared_memory)
     return ForwardPlan("simt", _tiling(config), config, launch)
 
 
@@ -172,8 +166,8 @@ def plan_backward(
     problem: Problem,
     device: Device,
     tiling: Tiling | None = None,
-    vector_bytes: int = _VECTOR_BYTES,
-    store_bytes: int = _VECTOR_BYTES,
+    vector_bytes: int = VECTOR_BYTES,
+    store_bytes: int = VECTOR_BYTES,
     deterministic: bool = False,
 ) -> BackwardPlan:
     """Plan a backward call; parameters and errors as in `plan_forward`.
@@ -181,7 +175,7 @@ def plan_backward(
     A `tiling` that was meant for the forward and does not fit here gives way to the table.
     Results are the same bits from run to run whatever `deterministic` says.
     """
-    _check_problem(problem)
+    check_lengths(problem)
     dims = (problem.head_dim, problem.head_dim_v)
     widths: dict[str, Any] = {
         "load_width": _width(problem, vector_bytes, *dims),
@@ -203,19 +197,21 @@ def plan_backward(
 
     sequences = 1 if problem.varlen else problem.batch
     rows = sequences * problem.seqlen_q * problem.num_heads
-    key_tiles = _row_tiles(problem, problem.seqlen_k, keys.resident) * problem.num_heads_kv
-    query_tiles = _row_tiles(problem, problem.seqlen_q, queries.resident) * problem.num_heads
+    key_tiles = row_tiles(problem, problem.seqlen_k, keys.resident) * problem.num_heads_kv
+    query_tiles = row_tiles(problem, problem.seqlen_q, queries.resident) * problem.num_heads
     grad_sinks = None
     if "sinks" in problem.extras:
-        grad_sinks = _launch("cupyflash_grad_sinks", problem.num_heads, _SINKS_THREADS)
+        grad_sinks = kernel_launch("cupyflash_grad_sinks", problem.num_heads, _SINKS_THREADS)
     return BackwardPlan(
         "simt",
         _tiling(config_dq),
         config_dkdv,
         config_dq,
-        _launch("cupyflash_delta", -(-rows * 32 // _DELTA_THREADS), _DELTA_THREADS),
-        _launch("cupyflash_dkdv", key_tiles, 32 * keys.warps, _key_bytes(problem, keys)),
-        _launch("cupyflash_dq", query_tiles, 32 * queries.warps, _query_bytes(problem, queries)),
+        kernel_launch("cupyflash_delta", -(-rows * 32 // _DELTA_THREADS), _DELTA_THREADS),
+        kernel_launch("cupyflash_dkdv", key_tiles, 32 * keys.warps, _key_bytes(problem, keys)),
+        kernel_launch(
+            "cupyflash_dq", query_tiles, 32 * queries.warps, _query_bytes(problem, queries)
+        ),
         grad_sinks,
     )
 
@@ -229,7 +225,7 @@ def _itemsize(problem: Problem) -> int:
 
 def _operand_bytes(problem: Problem) -> int:
     """Bytes of one q or k row together with one v or out row, padding included."""
-    padding = 2 * _VECTOR_BYTES
+    padding = 2 * VECTOR_BYTES
     return _itemsize(problem) * (bucket(problem.head_dim) + bucket(problem.head_dim_v)) + padding
 
 
@@ -238,7 +234,7 @@ def _score_bytes(problem: Problem, tile: SimtTile) -> int:
 
 
 def _forward_bytes(problem: Problem, tile: SimtTile) -> int:
-    query = _itemsize(problem) * bucket(problem.head_dim) + _VECTOR_BYTES
+    query = _itemsize(problem) * bucket(problem.head_dim) + VECTOR_BYTES
     key_value = _operand_bytes(problem)
     return tile.resident * query + tile.streamed * key_value + _score_bytes(problem, tile)
 
@@ -323,12 +319,6 @@ def _complaint(
 # What a configuration and a launch are made of.
 
 
-def _check_problem(problem: Problem) -> None:
-    longest = max(problem.seqlen_q, problem.seqlen_k)
-    if longest > _MAX_SEQLEN:
-        raise UnsupportedError(f"sequence length {longest} is above {_MAX_SEQLEN}")
-
-
 def _common(
     problem: Problem, device: Device, block_m: int, block_n: int, warps: int
 ) -> dict[str, Any]:
@@ -351,29 +341,13 @@ def _common(
 
 
 def _width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
-    """Return how many elements one access can move: a power of two that divides head_dims."""
-    elements = min(vector_bytes, _VECTOR_BYTES) // ITEMSIZE[problem.dtype]
-    return math.gcd(max(1, elements), *head_dims)
+    """Return how many elements of the inputs one access can move."""
+    return access_width(vector_bytes, ITEMSIZE[problem.dtype], *head_dims)
 
 
 def _store_width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
     """Return the same for stores: at most the columns that a lane has next to each other."""
-    return math.gcd(_width(problem, vector_bytes, *head_dims), _VECTOR_BYTES // _itemsize(problem))
-
-
-def _row_tiles(problem: Problem, rows: int, block: int) -> int:
-    """Return the tiles of one head in all sequences: `locate_tile` in sequence.cuh."""
-    if rows == 0:
-        return 0
-    if problem.varlen:
-        return rows // block + problem.batch + 1
-    return -(-rows // block) * problem.batch
-
-
-def _launch(entry: str, blocks: int, threads: int, shared_memory: int = 0) -> KernelLaunch:
-    if blocks > _MAX_BLOCKS:
-        raise UnsupportedError(f"{blocks} tiles are more than one launch has: {_MAX_BLOCKS}")
-    return KernelLaunch(entry, blocks, threads, shared_memory)
+    return math.gcd(_width(problem, vector_bytes, *head_dims), VECTOR_BYTES // _itemsize(problem))
 
 
 def _tiling(config: ForwardConfig | BackwardConfig) -> Tiling:
@@ -388,15 +362,3 @@ def _storage_assertion(storage: str, launch: KernelLaunch) -> str:
         f"static_assert(sizeof({storage}) == {launch.shared_memory},"
         f' "{storage} differs from the plan");'
     )
-
-
-def _entry(launch: KernelLaunch, params: str, kernel: str) -> str:
-    return (
-        f'extern "C" __global__ void __launch_bounds__({launch.threads}, 1)\n'
-        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}(params); }}"
-    )
-
-
-def _stub(include: str, *parts: str) -> str:
-    body = "\n".join(parts)
-    return f'#include "{include}"\n\nnamespace cupyflash {{\n{body}\n}}  // namespace cupyflash\n'

@@ -6,7 +6,6 @@ Tensor cores by ``mma.sync``, for float16 and bfloat16 on compute capability 8.0
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,8 +19,17 @@ from cupyflash._cuda.config_mma import (
     Scratch,
 )
 from cupyflash._cuda.device import Device
+from cupyflash._cuda.kernel import (
+    VECTOR_BYTES,
+    KernelLaunch,
+    access_width,
+    check_lengths,
+    entry_point,
+    kernel_launch,
+    row_tiles,
+    stub,
+)
 from cupyflash._cuda.params import FORWARD_PARAMS, size_assertion
-from cupyflash._cuda.plan import KernelLaunch
 from cupyflash._cuda.tiles_mma import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -49,9 +57,6 @@ SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "
 LEAST_CAPABILITY = (8, 0)
 
 _ITEMSIZE = 2
-_VECTOR_BYTES = 16
-_MAX_BLOCKS = 2**31 - 1
-_MAX_SEQLEN = 2**30 - 1
 _ROW_LANES = 8  # of prepare and convert: QueryRow in kernels/backward/prepare_mma.cuh
 _ROW_THREADS = 256
 _SINKS_THREADS = 256
@@ -76,12 +81,12 @@ class MmaForwardPlan:
     @cached_property
     def stub(self) -> str:
         """CUDA source that instantiates the kernel."""
-        return _stub(
+        return stub(
             "forward/kernel_mma.cuh",
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             _bytes_assertion("MmaForwardShape<config>", self.launch),
-            _entry(self.launch, self.blocks, "ForwardParams", "forward_mma"),
+            entry_point(self.launch, "ForwardParams", "forward_mma<config>", self.blocks),
         )
 
 
@@ -109,13 +114,13 @@ class MmaBackwardPlan:
         """CUDA source that instantiates the kernels."""
         params = "MmaBackwardParams"
         entries = [
-            _entry(self.prepare, 1, params, "prepare_backward_mma"),
-            _entry(self.main, self.blocks, params, "backward_mma"),
-            _entry(self.convert, 1, params, "convert_query_gradient"),
+            entry_point(self.prepare, params, "prepare_backward_mma<config>", 1),
+            entry_point(self.main, params, "backward_mma<config>", self.blocks),
+            entry_point(self.convert, params, "convert_query_gradient<config>", 1),
         ]
         if self.grad_sinks is not None:
-            entries.append(_entry(self.grad_sinks, 1, params, "grad_sinks_mma"))
-        return _stub(
+            entries.append(entry_point(self.grad_sinks, params, "grad_sinks_mma<config>", 1))
+        return stub(
             "backward/kernel_mma.cuh",
             size_assertion(params, MMA_BACKWARD_PARAMS),
             constant(self.config),
@@ -129,8 +134,8 @@ def plan_forward(
     problem: Problem,
     device: Device,
     tiling: Tiling | None = None,
-    vector_bytes: int = _VECTOR_BYTES,
-    store_bytes: int = _VECTOR_BYTES,
+    vector_bytes: int = VECTOR_BYTES,
+    store_bytes: int = VECTOR_BYTES,
 ) -> MmaForwardPlan:
     """Plan a forward call.
 
@@ -163,9 +168,9 @@ def plan_forward(
         kept_steps=tile.kept_steps,
         sinks="sinks" in problem.extras,
     )
-    launch = _launch(
+    launch = kernel_launch(
         "cupyflash_forward_mma",
-        _row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads,
+        row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads,
         32 * tile.warps,
         tile.shared_memory(config.head_dim, config.head_dim_v),
     )
@@ -178,8 +183,8 @@ def plan_backward(
     problem: Problem,
     device: Device,
     tiling: Tiling | None = None,
-    vector_bytes: int = _VECTOR_BYTES,
-    store_bytes: int = _VECTOR_BYTES,
+    vector_bytes: int = VECTOR_BYTES,
+    store_bytes: int = VECTOR_BYTES,
     deterministic: bool = False,
 ) -> MmaBackwardPlan:
     """Plan a backward call; parameters and errors as in `plan_forward`.
@@ -201,24 +206,24 @@ def plan_backward(
     sequences = 1 if problem.varlen else problem.batch
     query_rows = sequences * problem.seqlen_q * problem.num_heads
     row_blocks = -(-query_rows * _ROW_LANES // _ROW_THREADS)
-    key_tiles = _row_tiles(problem, problem.seqlen_k, tile.block_n) * problem.num_heads_kv
+    key_tiles = row_tiles(problem, problem.seqlen_k, tile.block_n) * problem.num_heads_kv
     grad_sinks = None
     if "sinks" in problem.extras:
-        grad_sinks = _launch("cupyflash_grad_sinks_mma", problem.num_heads, _SINKS_THREADS)
+        grad_sinks = kernel_launch("cupyflash_grad_sinks_mma", problem.num_heads, _SINKS_THREADS)
     return MmaBackwardPlan(
         "mma",
         Tiling(tile.block_m, tile.block_n, STAGES, warps),
         config,
         tile.blocks,
         _scratch(problem, tile.block_m),
-        _launch("cupyflash_prepare_mma", row_blocks, _ROW_THREADS),
-        _launch(
+        kernel_launch("cupyflash_prepare_mma", row_blocks, _ROW_THREADS),
+        kernel_launch(
             "cupyflash_backward_mma",
             key_tiles,
             32 * warps,
             tile.shared_memory(config.head_dim, config.head_dim_v),
         ),
-        _launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
+        kernel_launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
         grad_sinks,
     )
 
@@ -231,9 +236,7 @@ def _check_problem(problem: Problem, device: Device) -> None:
         raise UnsupportedError(
             f"engine='mma' needs compute capability 8.0, and {device.name} has {major}.{minor}"
         )
-    longest = max(problem.seqlen_q, problem.seqlen_k)
-    if longest > _MAX_SEQLEN:
-        raise UnsupportedError(f"sequence length {longest} is above {_MAX_SEQLEN}")
+    check_lengths(problem)
 
 
 def _check_stages(tiling: Tiling) -> None:
@@ -246,7 +249,7 @@ def _wider(problem: Problem) -> int:
 
 
 def _scratch(problem: Problem, block_m: int) -> Scratch:
-    tiles = _row_tiles(problem, problem.seqlen_q, block_m)
+    tiles = row_tiles(problem, problem.seqlen_q, block_m)
     sequences = 1 if problem.varlen else max(1, problem.batch)
     rows = -(-problem.seqlen_q // block_m) * block_m + (block_m if problem.varlen else 0)
     pairs = (1 if problem.varlen else problem.batch) * problem.num_heads
@@ -294,8 +297,8 @@ def _common(
         "dtype": problem.dtype,
         "head_dim": bucket(problem.head_dim),
         "head_dim_v": bucket(problem.head_dim_v),
-        "load_width": _width(vector_bytes, problem.head_dim, problem.head_dim_v),
-        "store_width": _width(store_bytes, *stored),
+        "load_width": access_width(vector_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
+        "store_width": access_width(store_bytes, _ITEMSIZE, *stored),
         "raw_scores": plain and problem.softmax_scale > 0,
         "window": problem.window_left is not None or problem.window_right is not None,
         "softcap": problem.softcap is not None,
@@ -304,41 +307,9 @@ def _common(
     }
 
 
-def _width(vector_bytes: int, *head_dims: int) -> int:
-    """Return how many elements one access can move: a power of two that divides head_dims."""
-    return math.gcd(max(1, min(vector_bytes, _VECTOR_BYTES) // _ITEMSIZE), *head_dims)
-
-
-def _row_tiles(problem: Problem, rows: int, block: int) -> int:
-    """Return the tiles of one head in all sequences: `locate_tile` in sequence.cuh."""
-    if rows == 0:
-        return 0
-    if problem.varlen:
-        return rows // block + problem.batch + 1
-    return -(-rows // block) * problem.batch
-
-
-def _launch(entry: str, blocks: int, threads: int, shared_memory: int = 0) -> KernelLaunch:
-    if blocks > _MAX_BLOCKS:
-        raise UnsupportedError(f"{blocks} tiles are more than one launch has: {_MAX_BLOCKS}")
-    return KernelLaunch(entry, blocks, threads, shared_memory)
-
-
 # The stub.
 
 
 def _bytes_assertion(shape: str, launch: KernelLaunch) -> str:
     text = f"{shape} differs from the plan"
     return f'static_assert({shape}::bytes == {launch.shared_memory}, "{text}");'
-
-
-def _entry(launch: KernelLaunch, blocks: int, params: str, kernel: str) -> str:
-    return (
-        f'extern "C" __global__ void __launch_bounds__({launch.threads}, {blocks})\n'
-        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}<config>(params); }}"
-    )
-
-
-def _stub(include: str, *parts: str) -> str:
-    body = "\n".join(parts)
-    return f'#include "{include}"\n\nnamespace cupyflash {{\n{body}\n}}  // namespace cupyflash\n'

@@ -8,8 +8,9 @@ from itertools import product
 import pytest
 
 from cupyflash._cuda import params, tiles_simt
+from cupyflash._cuda.config import BackwardConfig, ForwardConfig
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.plan import BackwardConfig, ForwardConfig, plan_backward, plan_forward
+from cupyflash._cuda.plan import plan_backward, plan_forward
 from cupyflash._cuda.source import kernels_root
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError

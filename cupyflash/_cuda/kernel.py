@@ -1,0 +1,76 @@
+"""What the plans of every engine are made of: launches, grids, widths of access, stubs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+
+__all__ = [
+    "VECTOR_BYTES",
+    "KernelLaunch",
+    "access_width",
+    "check_lengths",
+    "entry_point",
+    "kernel_launch",
+    "row_tiles",
+    "stub",
+]
+
+VECTOR_BYTES = 16  # the widest access
+_MAX_BLOCKS = 2**31 - 1
+_MAX_SEQLEN = 2**30 - 1  # so that an index plus a window bound stays an int
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One kernel of a plan: entry name, blocks along x, threads and shared memory of a block."""
+
+    entry: str
+    blocks: int
+    threads: int
+    shared_memory: int = 0
+
+
+def kernel_launch(entry: str, blocks: int, threads: int, shared_memory: int = 0) -> KernelLaunch:
+    """Return a launch, or raise UnsupportedError for a grid that CUDA does not have."""
+    if blocks > _MAX_BLOCKS:
+        raise UnsupportedError(f"{blocks} tiles are more than one launch has: {_MAX_BLOCKS}")
+    return KernelLaunch(entry, blocks, threads, shared_memory)
+
+
+def check_lengths(problem: Problem) -> None:
+    """Raise UnsupportedError for sequences whose indices the kernels cannot count."""
+    longest = max(problem.seqlen_q, problem.seqlen_k)
+    if longest > _MAX_SEQLEN:
+        raise UnsupportedError(f"sequence length {longest} is above {_MAX_SEQLEN}")
+
+
+def row_tiles(problem: Problem, rows: int, block: int) -> int:
+    """Return the tiles of one head in all sequences: `locate_tile` in sequence.cuh."""
+    if rows == 0:
+        return 0
+    if problem.varlen:
+        return rows // block + problem.batch + 1
+    return -(-rows // block) * problem.batch
+
+
+def access_width(vector_bytes: int, itemsize: int, *head_dims: int) -> int:
+    """Return how many elements one access can move: a power of two that divides head_dims."""
+    return math.gcd(max(1, min(vector_bytes, VECTOR_BYTES) // itemsize), *head_dims)
+
+
+def entry_point(launch: KernelLaunch, params: str, kernel: str, blocks: int = 1) -> str:
+    """Return the C++ of a kernel's entry, compiled for `blocks` blocks a multiprocessor."""
+    return (
+        f'extern "C" __global__ void __launch_bounds__({launch.threads}, {blocks})\n'
+        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}(params); }}"
+    )
+
+
+def stub(include: str, *parts: str) -> str:
+    """Return the source that includes a kernel and instantiates it."""
+    body = "\n".join(parts)
+    return f'#include "{include}"\n\nnamespace cupyflash {{\n{body}\n}}  // namespace cupyflash\n'
