@@ -25,8 +25,8 @@ __all__ = ["OPTIONS", "Compilation", "EntryUsage", "compile_source", "nvrtc_vers
 OPTIONS = ("-std=c++20", "--ptxas-options=-v", "--no-source-include")
 _STUB_NAME = "stub.cu"
 _LOG_LINES_SHOWN = 12
-# NVRTC opens its library of built-ins in the first compilation, and two first ones collide.
-_compiling = threading.Lock()
+# Loading NVRTC, and its first compilation, which loads the built-ins, fail beside another thread's.
+_nvrtc_lock = threading.RLock()
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -116,7 +116,7 @@ def compile_source(
     )
     try:
         arguments = (f"-arch={arch}", *OPTIONS, *options)
-        with _compiling:
+        with _nvrtc_lock:
             status = nvrtc.nvrtcCompileProgram(program, len(arguments), _strings(arguments))
         log = _output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status != 0:
@@ -134,8 +134,13 @@ def nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-@cache
 def _nvrtc() -> ctypes.CDLL:
+    with _nvrtc_lock:
+        return _loaded_nvrtc()
+
+
+@cache
+def _loaded_nvrtc() -> ctypes.CDLL:
     """Load the NVRTC that CuPy uses: both ask cuda.pathfinder, which searches wheels, then CUDA."""
     try:
         pathfinder = import_module("cuda.pathfinder")
