@@ -71,7 +71,7 @@ class MmaBackwardTile:
         """Return ``MmaBackwardShape::bytes``."""
         operands = (self.block_n + STAGES * self.block_m) * (head_dim + head_dim_v)
         scores = 2 * self.block_m * self.block_n
-        statistics = 12 * self.block_m * (2 if self.query_warps == 1 else 1)
+        statistics = STAGES * 12 * self.block_m
         return _ITEMSIZE * (operands + scores) + statistics
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:

@@ -3,16 +3,19 @@
 
 namespace cupyflash {
 
-/// target[0] += first, target[1] += second, each atomically; target is a multiple of 8 bytes.
-__device__ inline void reduce_add(float* target, float first, float second) {
+/// target += value, four numbers, each atomically; target is a multiple of 16 bytes.
+__device__ inline void reduce_add(float* target, float4 value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(first),
-               "f"(second)
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
                : "memory");
 #else
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(target), "f"(first) : "memory");
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(target + 1), "f"(second)
-               : "memory");
+  const float values[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(target + e), "f"(values[e])
+                 : "memory");
+  }
 #endif
 }
 

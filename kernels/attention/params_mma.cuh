@@ -8,8 +8,8 @@ namespace cupyflash {
 /// Scratch rows are those of the queries; each (batch, head) has `rows` of them, at least
 /// seqlen_q and then up to a multiple of block_m (varlen: one block_m more).
 struct MmaBackwardParams {
-  float* query_sums;  // (b, h, rows, padded head_dim): dq / softmax_scale, added up by all blocks
-  float* statistics;  // (3, b, h, rows): m * log2(e), 1 / l, D
+  float* query_sums;  // (b, h, rows, padded head_dim), as in QuerySums: dq / softmax_scale
+  float* statistics;  // (b, h, rows, 3): m * log2(e), 1 / l, D
   int* turns;  // (b, h, tiles): key tiles that have added to a query tile; deterministic only
   BackwardParams common;
   int64 rows;
@@ -23,10 +23,6 @@ struct MmaBackwardParams {
   __device__ int* first_turn(const Sequence& sequence, int head, bool varlen, int block_m) const {
     const int tile = varlen ? sequence.first_query / block_m + sequence.batch : 0;
     return turns + pair(sequence, head, varlen) * tiles + tile;
-  }
-  /// Distance from one statistic to the next.
-  __device__ int64 plane(bool varlen) const {
-    return rows * common.attention.num_heads * (varlen ? 1 : common.attention.batch);
   }
 
  private:

@@ -21,8 +21,8 @@ __device__ inline int grouped_order(int index, int tiles, int pairs, int heads) 
 
 /// Heads whose rows of `dim` 16-bit elements, `rows` of them, fill about half of an L2 cache.
 __device__ inline int heads_in_cache(int rows, int dim) {
-  constexpr int64 cache_bytes = 16 << 20;
-  return int(maximum(1, int(cache_bytes / (int64(maximum(1, rows)) * dim * 2))));
+  constexpr int cache_elements = 8 << 20;
+  return maximum(1, cache_elements / dim / maximum(1, rows));
 }
 
 }  // namespace cupyflash

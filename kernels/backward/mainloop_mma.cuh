@@ -19,6 +19,7 @@
 #include "arch/reduce.cuh"
 #include "attention/mask_mma.cuh"
 #include "attention/params_mma.cuh"
+#include "attention/query_sums.cuh"
 #include "backward/shape_mma.cuh"
 #include "tile/load_swizzled.cuh"
 #include "tile/multiply_mma.cuh"
@@ -78,9 +79,9 @@ struct MmaBackwardMainloop {
   __device__ ScoreTile probability_tile() const {
     return {shared + Shape::score_offset + ScoreTile::bytes};
   }
+  /// m * log2(e), 1 / l, D, block_m of each.
   __device__ unsigned statistics(int m) const {
-    return shared + Shape::statistics_offset +
-           m % Shape::statistics_stages * Shape::statistics_bytes;
+    return shared + Shape::statistics_offset + (m & 1) * Shape::statistics_bytes;
   }
 
   /// Starts loading K and V; the first barrier of `run` completes it.
@@ -102,6 +103,7 @@ struct MmaBackwardMainloop {
     head.query.load(query_tile(tiles.begin), tiles.begin * config.block_m, valid_queries);
     head.grad_out.load(grad_out_tile(tiles.begin), tiles.begin * config.block_m, valid_queries);
     load_statistics(head, tiles.begin, valid_queries);
+    copy_async_commit();
     for (int m = tiles.begin; m < tiles.end; ++m) {
       copy_async_wait_group<0>();
       __syncthreads();
@@ -113,13 +115,10 @@ struct MmaBackwardMainloop {
       const Range tile_queries = {m * config.block_m, (m + 1) * config.block_m};
       step(head, grad_key, grad_value, m, !unmasked.covers(tile_queries), next_queries);
       if constexpr (Shape::exchange) {
-        __syncthreads();
-        load_statistics(head, m + 1, next_queries);
-        use_others(grad_value, probability_tile(), grad_out_tile(m));
-        use_others(grad_key, score_tile(m), query_tile(m));
         add_query_gradient(head, m);
       }
     }
+    copy_async_wait_group<0>();  // the zeros too, before another head's tiles come
     __syncthreads();
     if constexpr (!Shape::exchange) add_query_gradient(head, tiles.end - 1);
   }
@@ -128,25 +127,25 @@ struct MmaBackwardMainloop {
   __device__ void load_next(const Head& head, int m, const Range& valid) const {
     head.query.load(query_tile(m), m * config.block_m, valid);
     head.grad_out.load(grad_out_tile(m), m * config.block_m, valid);
-    if constexpr (!Shape::exchange) load_statistics(head, m, valid);
+    load_statistics(head, m, valid);
     copy_async_commit();
   }
 
   __device__ void load_statistics(const Head& head, int m, const Range& valid) const {
     const int first_query = m * config.block_m;
-    const float* source = head.params.statistics + opaque(head.scratch);
+    const float* source = head.params.statistics + (opaque(head.scratch) + first_query) * 3;
     constexpr int count = 3 * config.block_m;
+    // With an exchange there is no register to keep what follows from it.
+    const int thread = Shape::exchange ? opaque(int(threadIdx.x)) : int(threadIdx.x);
 #pragma unroll
     for (int base = 0; base < count; base += config.threads()) {
-      const int index = base + int(threadIdx.x);
-      const int row = first_query + index % config.block_m;
+      const int index = base + thread;
+      const int row = index / 3, kind = index % 3;
       if (index < count) {
-        copy_async_to<4>(statistics(m) + index * 4,
-                         source + index / config.block_m * head.params.plane(config.varlen) + row,
-                         valid.contains(row));
+        copy_async_to<4>(statistics(m) + (kind * config.block_m + row) * 4, source + index,
+                         valid.contains(first_query + row));
       }
     }
-    copy_async_commit();
   }
 
   /// 16 columns' part of left * right^T, dot products of rows.
@@ -203,49 +202,60 @@ struct MmaBackwardMainloop {
         exponentiate_slice(head.score, scores, p, m, pieces * k / steps, pieces * (k + 1) / steps);
       }
     }
-    use_own(grad_key, grad_value, scores, slopes, p, m);
+    use_scores(grad_key, grad_value, scores, slopes, p, m);
   }
 
-  /// The columns of dK or dV that this warp adds up, in the rows of query warp `part`.
+  /// Of all queries, the columns that this warp adds up for dK or dV.
   template <int cols, class Tile>
-  __device__ static PartialWalk<Tile, cols / 2> columns_of(const Tile& tile, int part) {
-    return {WalkOf<Tile>::left(tile, part * Shape::warp_queries), Shape::query_warp()};
+  __device__ static PartialWalk<Tile, cols / 2> columns_of(const Tile& tile) {
+    return {WalkOf<Tile>::left(tile, 0), Shape::query_warp()};
   }
 
-  /// dV += P^T dO and dK += dS^T Q of this warp's queries; P^T and dS^T to shared memory.
-  __device__ void use_own(KeySums& grad_key, ValueSums& grad_value, const Scores& scores,
-                          const Scores& slopes, const Probabilities& p, int m) const {
+  /// dV += P^T dO and dK += dS^T Q of this warp's queries, with an exchange then of the others'.
+  /// dS^T and, with an exchange, P^T go to shared memory.
+  __device__ void use_scores(KeySums& grad_key, ValueSums& grad_value, const Scores& scores,
+                             const Scores& slopes, const Probabilities& p, int m) const {
     Probabilities ds;
+    const int own_row = Shape::query_warp() * Shape::warp_queries;
     constexpr int pairs_v = ValueSums::n_tiles / 2, slices_v = query_steps * pairs_v;
-    const auto grad_out = columns_of<2 * pairs_v>(grad_out_tile(m), Shape::query_warp());
+    const auto grad_out = columns_of<2 * pairs_v>(grad_out_tile(m));
+    const auto own_grad_out = grad_out.down(own_row);
 #pragma unroll
     for (int slice = 0; slice < slices_v; ++slice) {
-      accumulate_slice<config.dtype>(grad_value, p.at[slice / pairs_v], grad_out, slice / pairs_v,
-                                     slice % pairs_v, slice % pairs_v);
+      accumulate_slice<config.dtype>(grad_value, p.at[slice / pairs_v], own_grad_out,
+                                     slice / pairs_v, slice % pairs_v, slice % pairs_v);
       const int first = pieces * slice / slices_v, end = pieces * (slice + 1) / slices_v;
       if constexpr (Shape::exchange) store_slice(probability_tile(), p, first, end);
       differentiate_slice(scores, slopes, ds, first, end);
     }
     constexpr int pairs = KeySums::n_tiles / 2, slices = query_steps * pairs;
-    const auto query = columns_of<2 * pairs>(query_tile(m), Shape::query_warp());
+    const auto query = columns_of<2 * pairs>(query_tile(m));
+    const auto own_query = query.down(own_row);
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice) {
-      accumulate_slice<config.dtype>(grad_key, ds.at[slice / pairs], query, slice / pairs,
+      accumulate_slice<config.dtype>(grad_key, ds.at[slice / pairs], own_query, slice / pairs,
                                      slice % pairs, slice % pairs);
       store_slice(score_tile(m), ds, pieces * slice / slices, pieces * (slice + 1) / slices);
+    }
+    if constexpr (Shape::exchange) {
+      // Found before the barrier, so that nobody waits for it after it.
+      const ColumnWalk<ScoreTile> gradients = {
+          opaque(WalkOf<ScoreTile>::left(score_tile(m), Shape::key_row()).base)};
+      __syncthreads();
+      use_others(grad_value, gradients.down(config.block_n), grad_out);  // P^T lies after dS^T
+      use_others(grad_key, gradients, query);
     }
   }
 
   /// sums += left * right of the queries of the other warps that share this one's keys.
   template <int cols, class Right>
-  __device__ static void use_others(MmaFragment<m_tiles, cols>& sums, const ScoreTile& left,
-                                    const Right& right) {
-    const auto keys = WalkOf<ScoreTile>::left(left, Shape::key_row());
+  __device__ static void use_others(MmaFragment<m_tiles, cols>& sums,
+                                    const ColumnWalk<ScoreTile>& left, const Right& right) {
 #pragma unroll
     for (int other = 1; other < config.query_warps; ++other) {
-      const int part = (Shape::query_warp() + other) % config.query_warps;
-      const PartialWalk<ScoreTile, query_steps> left_walk(keys, part);
-      const auto right_walk = columns_of<cols>(right, part);
+      const int part = unsigned(Shape::query_warp() + other) % config.query_warps;
+      const PartialWalk<ScoreTile, query_steps> left_walk(left, part);
+      const auto right_walk = right.down(part * Shape::warp_queries);
 #pragma unroll
       for (int step = 0; step < query_steps; ++step) {
         unsigned a[m_tiles][4];
@@ -263,8 +273,9 @@ struct MmaBackwardMainloop {
   __device__ void add_query_gradient(const Head& head, int m) const {
     constexpr int rows = Shape::sum_m_tiles * 16, cols = Shape::sum_n_tiles * 8;
     constexpr int steps = config.block_n / 16;
-    const int row_part = warp_index() / Shape::dim_warps;
-    const int col_part = warp_index() % Shape::dim_warps;
+    using Sums = QuerySums<config.head_dim>;
+    const int row_part = Shape::warp() / Shape::dim_warps;
+    const int col_part = Shape::warp() % Shape::dim_warps;
     const PartialWalk<ScoreTile, rows / 16> left(WalkOf<ScoreTile>::right(score_tile(m), 0),
                                                  row_part);
     const PartialWalk<KeyTile, cols / 16> right(WalkOf<KeyTile>::left(key_tile(), 0), col_part);
@@ -278,8 +289,9 @@ struct MmaBackwardMainloop {
     const int lane = MmaLane::lane();
     const int first_row = m * config.block_m + row_part * rows + lane / 4;
     await_own_turn(head, m);
-    float* target = head.params.query_sums + (opaque(head.scratch) + first_row) * config.head_dim +
-                    col_part * cols + lane % 4 * 2;
+    const Sums all{head.params.query_sums};
+    float* target = all.row(opaque(head.scratch) + first_row) + Sums::offset(lane % 4 * 2) +
+                    col_part * (cols / 16) * Sums::group;
     // Few columns at a time, so that additions to memory spread over the products.
 #pragma unroll
     for (int pair = 0; pair < cols / 16; ++pair) {
@@ -293,11 +305,11 @@ struct MmaBackwardMainloop {
       for (int i = 0; i < rows / 16; ++i) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            reduce_add(target + (i * 16 + r * 8) * config.head_dim + pair * 16 + j * 8,
-                       sums.at[i][j][2 * r], sums.at[i][j][2 * r + 1]);
-          }
+          const float (&left_half)[4] = sums.at[i][0];
+          const float (&right_half)[4] = sums.at[i][1];
+          reduce_add(target + (i * 16 + r * 8) * config.head_dim + pair * Sums::group,
+                     make_float4(left_half[2 * r], left_half[2 * r + 1], right_half[2 * r],
+                                 right_half[2 * r + 1]));
         }
       }
     }

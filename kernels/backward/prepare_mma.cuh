@@ -7,6 +7,7 @@
 #include "attention/config_mma.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/params_mma.cuh"
+#include "attention/query_sums.cuh"
 
 namespace cupyflash {
 
@@ -23,11 +24,13 @@ struct QueryRow {
   template <class Params>
   __device__ QueryRow(const Params& params, bool varlen) {
     const Attention& attention = params.common.attention;
-    const int64 index = (int64(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
+    // The rows whose sums fit into memory can be counted in 32 bits, and their division is short.
+    const unsigned index = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
+    const unsigned pair = index / unsigned(attention.seqlen_q);
     lane = threadIdx.x % lanes;
-    row = index % attention.seqlen_q;
-    head = int(index / attention.seqlen_q % attention.num_heads);
-    batch = index / attention.seqlen_q / attention.num_heads;
+    row = index - pair * attention.seqlen_q;
+    head = pair % attention.num_heads;
+    batch = pair / attention.num_heads;
     exists = batch < (varlen ? 1 : attention.batch);
   }
 
@@ -51,9 +54,12 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
     const auto* grad_out =
         static_cast<const Input*>(common.grad_out) + row.offset(common.grad_out_strides);
     // Eight columns a lane at a time, whatever the width of a load: the sum's bits stay the same.
-    for (int first = row.lane * 8; first < attention.head_dim_v; first += QueryRow::lanes * 8) {
-      const int end = minimum(first + 8, attention.head_dim_v);
-      for (int c = first; c < end; c += config.load_width) {
+#pragma unroll
+    for (int base = 0; base < config.head_dim_v; base += QueryRow::lanes * 8) {
+#pragma unroll
+      for (int part = 0; part < 8; part += config.load_width) {
+        const int c = base + row.lane * 8 + part;
+        if (c >= attention.head_dim_v) break;
         const Part o = *reinterpret_cast<const Part*>(out + c);
         const Part g = *reinterpret_cast<const Part*>(grad_out + c);
 #pragma unroll
@@ -83,15 +89,17 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
     if (common.grad_lse != nullptr) {
       delta -= static_cast<const float*>(common.grad_lse)[row.offset(common.grad_lse_strides)];
     }
-    const int64 plane = params.plane(config.varlen);
-    params.statistics[scratch] = finite_shift(max) * log2e;
-    params.statistics[scratch + plane] = inverse_sum(sum);
+    float* statistics = params.statistics + scratch * 3;
+    statistics[0] = finite_shift(max) * log2e;
+    statistics[1] = inverse_sum(sum);
     // Rows that see nothing: whatever grad_out and grad_lse hold must not matter.
-    params.statistics[scratch + 2 * plane] = sum == 0.0f ? 0.0f : delta;
+    statistics[2] = sum == 0.0f ? 0.0f : delta;
   }
-  float4* sums = reinterpret_cast<float4*>(params.query_sums + scratch * config.head_dim);
-  for (int c = row.lane; c < config.head_dim / 4; c += QueryRow::lanes) {
-    sums[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  using Sums = QuerySums<config.head_dim>;
+  float* sums = Sums{params.query_sums}.row(scratch);
+  for (int c = row.lane * 4; c < config.head_dim; c += QueryRow::lanes * 4) {
+    *reinterpret_cast<float4*>(sums + c / Sums::columns * Sums::group + c % Sums::columns) =
+        make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 }
 
@@ -105,14 +113,14 @@ __device__ void grad_sinks_mma(const MmaBackwardParams& params) {
   const Attention& attention = common.attention;
   const int head = blockIdx.x;
   const float sink = common.sinks[head * attention.sinks_stride] * log2e;
-  const int64 plane = params.plane(config.varlen);
   const int64 rows = (config.varlen ? 1 : int64(attention.batch)) * attention.seqlen_q;
 
   float total = 0.0f;
   for (int64 index = threadIdx.x; index < rows; index += blockDim.x) {
     const int64 pair = index / attention.seqlen_q * attention.num_heads + head;
-    const float* row = params.statistics + pair * params.rows + index % attention.seqlen_q;
-    total -= exp2_hardware(sink - row[0]) * row[plane] * row[2 * plane];
+    const int64 scratch = pair * params.rows + index % attention.seqlen_q;
+    const float* row = params.statistics + scratch * 3;
+    total -= exp2_hardware(sink - row[0]) * row[1] * row[2];
   }
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) {
@@ -131,6 +139,7 @@ template <MmaBackwardConfig config>
 __device__ void convert_query_gradient(const MmaBackwardParams& params) {
   using Output = Element<config.dtype>;
   using Part = Vector<Output, config.store_width>;
+  constexpr int width = config.store_width < 2 ? 1 : 2;
   const BackwardParams& common = params.common;
   const Attention& attention = common.attention;
   const QueryRow row(params, config.varlen);
@@ -138,16 +147,21 @@ __device__ void convert_query_gradient(const MmaBackwardParams& params) {
 
   const float scale = float(attention.softmax_scale);
   const int64 scratch = (row.batch * attention.num_heads + row.head) * params.rows + row.row;
-  const float* sums = params.query_sums + scratch * config.head_dim;
+  using Sums = QuerySums<config.head_dim>;
+  const float* sums = Sums{params.query_sums}.row(scratch);
   Output* target = static_cast<Output*>(common.grad_query) + row.offset(common.grad_query_strides);
-  for (int c = row.lane * config.store_width; c < attention.head_dim;
-       c += QueryRow::lanes * config.store_width) {
-    Vector<float, config.store_width> sum;
-    sum = *reinterpret_cast<const Vector<float, config.store_width>*>(sums + c);
+#pragma unroll
+  for (int base = 0; base < config.head_dim; base += QueryRow::lanes * config.store_width) {
+    const int c = base + row.lane * config.store_width;
+    if (c >= attention.head_dim) break;
     Part converted;
 #pragma unroll
-    for (int e = 0; e < config.store_width; ++e) {
-      converted[e] = from_accumulator<Output>(sum[e] * scale);
+    for (int e = 0; e < config.store_width; e += width) {
+      const auto sum = *reinterpret_cast<const Vector<float, width>*>(sums + Sums::offset(c + e));
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        converted[e + i] = from_accumulator<Output>(sum[i] * scale);
+      }
     }
     *reinterpret_cast<Part*>(target + c) = converted;
   }

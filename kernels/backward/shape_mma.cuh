@@ -42,18 +42,19 @@ struct MmaBackwardShape {
   using ValueTile = SwizzledTile<config.block_n, config.head_dim_v>;
   using ScoreTile = SwizzledTile<config.block_n, config.block_m>;  // transposed
 
-  // Shared memory: K, V; Q and dO twice; dS twice, or P and dS; statistics once or twice.
+  // Shared memory: K, V; Q and dO twice; dS twice, or P and dS; statistics twice.
   static constexpr int value_offset = KeyTile::bytes;
   static constexpr int query_offset = value_offset + ValueTile::bytes;
   static constexpr int grad_out_offset = query_offset + 2 * QueryTile::bytes;
   static constexpr int score_offset = grad_out_offset + 2 * GradOutTile::bytes;
   static constexpr int statistics_offset = score_offset + 2 * ScoreTile::bytes;
   static constexpr int statistics_bytes = 3 * 4 * config.block_m;
-  static constexpr int statistics_stages = exchange ? 1 : 2;
-  static constexpr int bytes = statistics_offset + statistics_stages * statistics_bytes;
+  static constexpr int bytes = statistics_offset + 2 * statistics_bytes;
 
-  __device__ static int key_row() { return warp_index() / config.query_warps * warp_keys; }
-  __device__ static int query_warp() { return warp_index() % config.query_warps; }
+  // Divisions of what is not negative are shorter.
+  __device__ static unsigned warp() { return warp_index(); }
+  __device__ static int key_row() { return warp() / config.query_warps * warp_keys; }
+  __device__ static int query_warp() { return warp() % config.query_warps; }
 };
 
 }  // namespace cupyflash

@@ -16,6 +16,8 @@ struct ColumnWalk {
     constexpr int steps = Tile::period / 2;
     return (base ^ ((step % steps) << 5)) + (step / steps) * (steps << 5) + rows * Tile::pitch;
   }
+  /// The same walk `rows` further down, a multiple of 8.
+  __device__ ColumnWalk down(int rows) const { return {base + rows * Tile::pitch}; }
 };
 
 /// A walk of `count` steps that starts at a multiple of `count` known at run time only.
@@ -30,6 +32,11 @@ struct PartialWalk {
 
   __device__ unsigned at(int step, int rows = 0) const {
     return walk.at(separable ? step : first + step, rows);
+  }
+  __device__ PartialWalk down(int rows) const {
+    PartialWalk moved = *this;
+    moved.walk = walk.down(rows);
+    return moved;
   }
 };
 
