@@ -23,8 +23,7 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
     const int row = tile.first_row + ForwardMainloop<config>::lane_row() + i * LaneGrid::rows;
     if (row >= sequence.seqlen_q) continue;
     T factor = T(1);
-    // Rows after the last varlen entry have no sink either.
-    if (config.sinks && sequence.batch < params.attention.batch) {
+    if constexpr (config.sinks) {
       factor =
           state.softmax.add_sink(i, T(params.sinks[tile.head * params.attention.sinks_stride]));
     }
