@@ -211,8 +211,11 @@ def _noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float
     def summed(gradient: Array) -> float:  # many terms, whose errors are random
         return 0.0 if gradient is None else term * (scores / max(gradient.size, 1)) ** 0.5
 
-    # Each key sums over the queries of its group's heads, each query over keys.
-    keys, queries = scores / max(exact.lse.size, 1), scores / max(k[..., 0].size, 1)
+    # Each key sums over the queries of its group's heads, each query over keys; the errors of the
+    # terms are random, and an eighth of the largest term's is typical.
+    keys, queries = (
+        max(1.0, (scores / max(size, 1)) ** 0.5 / 8) for size in (exact.lse.size, k[..., 0].size)
+    )
     # A score is a sum of head_dim products, which may be far larger than it; engines differ in
     # the order of summation.
     lengths = [np.sqrt(_largest((x.astype(np.float64) ** 2).sum(axis=-1))) for x in (q, k)]
@@ -225,8 +228,8 @@ def _noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float
         "row_sum": slip * _largest(exact.row_sum),
         "out": slip * _largest(exact.out),
         "dv": slip * _largest(exact.dv),
-        "dq": scale * term * _largest(k) * keys**0.5 + slip * _largest(exact.dq),
-        "dk": scale * term * _largest(q) * queries**0.5 + slip * _largest(exact.dk),
+        "dq": scale * term * _largest(k) * keys + slip * _largest(exact.dq),
+        "dk": scale * term * _largest(q) * queries + slip * _largest(exact.dk),
         "dbias": summed(exact.dbias),
         "dsinks": summed(exact.dsinks),
     }
