@@ -40,6 +40,7 @@ def main() -> None:
         fast, slow = (measure(xp, partial(run, *inputs)) for run in (flash, dense))
         rows.append((length, fast, slow))
 
+    print(f"{'':8}{'time':>24}{'peak memory':>28}")
     print(f"{'tokens':>8}{'flash':>12}{'dense':>12}{'flash':>14}{'dense':>14}{'difference':>12}")
     for length, fast, slow in rows:
         difference = max(

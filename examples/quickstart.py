@@ -4,6 +4,7 @@ python examples/quickstart.py [--device cpu|gpu]
 """
 
 import argparse
+import sys
 
 import numpy as np
 
@@ -64,8 +65,12 @@ def array_module(device: str):
     """NumPy, or CuPy: cupyflash follows the arrays that it is given."""
     if device == "cpu":
         return np
-    import cupy
-
+    try:
+        import cupy
+    except ImportError:
+        sys.exit("--device gpu needs CuPy: pip install 'cupyflash[cuda13]'")
+    if not cupy.cuda.is_available():
+        sys.exit("--device gpu: CuPy finds no usable GPU; --device cpu runs the same in NumPy")
     return cupy
 
 

@@ -120,7 +120,7 @@ def synchronize(xp: Any) -> None:
 
 
 def measure(xp: Any, function: Callable[[], Any]) -> Measurement:
-    """Run `function` once; its time and the most memory it held."""
+    """The time of `function`, and the most memory it held."""
     gc.collect()
     if xp is np:
         tracemalloc.start()  # NumPy reports its buffers to it
@@ -128,7 +128,8 @@ def measure(xp: Any, function: Callable[[], Any]) -> Measurement:
             return Measurement(*timed(xp, function), tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    pool = xp.get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    return Measurement(*timed(xp, function), pool.total_bytes() - before)  # the pool only grows
+    pool = xp.cuda.MemoryPool()  # of its own, as the default one may have room to spare
+    with xp.cuda.using_allocator(pool.malloc):
+        function()
+        peak = pool.total_bytes()  # it only grows
+        return Measurement(*timed(xp, function), peak)

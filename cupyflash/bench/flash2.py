@@ -7,6 +7,7 @@ compared before anything is timed, and the two take turns.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from cupyflash._cuda.device import current, require_cupy
@@ -16,6 +17,7 @@ from cupyflash.attention import (
     flash_attention_forward,
 )
 from cupyflash.bench.timing import device_milliseconds
+from cupyflash.errors import NoDeviceError
 
 HIDDEN = 2048  # heads * head_dim
 TOKENS = 16384  # batch * seqlen
@@ -86,4 +88,7 @@ def report(head_dim: int, seqlen: int, causal: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NoDeviceError as error:
+        sys.exit(str(error))

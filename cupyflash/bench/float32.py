@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from cupyflash._cuda.device import current, require_cupy
 from cupyflash.attention import flash_attention
 from cupyflash.bench.peers import naive_cupy
 from cupyflash.bench.timing import device_milliseconds
+from cupyflash.errors import NoDeviceError
 
 HIDDEN = 2048  # heads * head_dim
 TOKENS = 16384  # batch * seqlen
@@ -48,4 +50,7 @@ def report(head_dim: int, seqlen: int, causal: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NoDeviceError as error:
+        sys.exit(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from cupyflash.attention import (
     flash_attention_forward,
 )
 from cupyflash.bench.timing import host_microseconds
+from cupyflash.errors import NoDeviceError
 
 SHAPE = (1, 128, 8, 64)
 
@@ -36,4 +38,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NoDeviceError as error:
+        sys.exit(str(error))
