@@ -1,4 +1,4 @@
-"""The command line: ``python -m cupyflash info | demo | warmup | clear-cache``."""
+"""The command line: ``python -m cupyflash info | demo | warmup | bench | clear-cache``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cupyflash._cuda import cache, device, module
 from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._demo.progress import progress
 from cupyflash._problem import Problem
+from cupyflash.bench import command as bench_command
 from cupyflash.errors import CompileError, NoDeviceError
 
 _DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIM",
         help="default: 64 128",
     )
+    bench_parser = add("bench", bench_command.bench, "time attention beside every installed peer")
+    bench_command.add_arguments(bench_parser)
     add("clear-cache", clear_cache, "delete the compiled kernels")
     return parser
 

@@ -1,1 +1,1 @@
-"""Benchmarks: what is compared (`workloads`, `peers`) and how it is timed (`timing`)."""
+"""Benchmarks: what is compared (`workloads`, `peers`), how (`runner`, `timing`), what comes out."""

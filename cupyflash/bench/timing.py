@@ -1,7 +1,8 @@
-"""Times on the device by events, and on the host by the clock."""
+"""Times on the device by events, on the host by the clock; and the memory of a call."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -47,6 +48,36 @@ def device_milliseconds(
         for name, work in works.items():
             times[name].append(turn(work, repeats[name]))
     return {name: median(values) for name, values in times.items()}
+
+
+def extra_bytes(work: Work) -> int:
+    """Return the peak of the memory that one call takes from CuPy and PyTorch, its result too."""
+    release()
+    cuda, torch = require_cupy().cuda, _torch()
+    pool, before, peak = cuda.MemoryPool(), 0, 0
+    if torch is not None:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with cuda.using_allocator(pool.malloc):
+        work()
+        cuda.runtime.deviceSynchronize()
+    if torch is not None:
+        peak = torch.cuda.max_memory_allocated()
+    return int(pool.total_bytes()) + int(peak) - int(before)
+
+
+def release() -> None:
+    """Give cached memory back, as one allocator cannot use what another keeps."""
+    require_cupy().get_default_memory_pool().free_all_blocks()
+    torch = _torch()
+    if torch is not None:
+        torch.cuda.empty_cache()
+
+
+def _torch() -> Any:
+    """PyTorch, if some peer has loaded it and it can use the GPU."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() else None
 
 
 def host_microseconds(work: Work, *, calls: int = 500, rounds: int = 7) -> float:
