@@ -18,10 +18,10 @@ from cupyflash._options import finite_number, integer
 from cupyflash.attention import (
     flash_attention,
     flash_attention_forward,
+    flash_attention_varlen,
     flash_attention_varlen_forward,
 )
 from cupyflash.errors import UnsupportedError
-from cupyflash.state import SavedState
 
 __all__ = [
     "flash_attn_func",
@@ -89,7 +89,10 @@ def flash_attn_func(
         As `cupyflash.flash_attention`.
     """
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _result(flash_attention_forward(q, k, v, **options), return_attn_probs)
+    if not return_attn_probs:
+        return flash_attention(q, k, v, **options)
+    out, saved = flash_attention_forward(q, k, v, **options)
+    return out, saved.lse, None
 
 
 def flash_attn_qkvpacked_func(
@@ -105,8 +108,10 @@ def flash_attn_qkvpacked_func(
 ) -> Result:
     """`flash_attn_func` of ``qkv`` ``(b, s, 3, h, d)``, without a copy."""
     q, k, v = _unpacked(qkv, "qkv", parts=3, axes=5)
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _result(flash_attention_forward(q, k, v, **options), return_attn_probs)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_kvpacked_func(
@@ -123,8 +128,10 @@ def flash_attn_kvpacked_func(
 ) -> Result:
     """`flash_attn_func` of q ``(b, sq, h, d)`` and ``kv`` ``(b, sk, 2, hk, d)``, without a copy."""
     k, v = _unpacked(kv, "kv", parts=2, axes=5)
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _result(flash_attention_forward(q, k, v, **options), return_attn_probs)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -180,8 +187,10 @@ def flash_attn_varlen_func(
         )
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    returned = flash_attention_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
-    return _result(returned, return_attn_probs)
+    if not return_attn_probs:
+        return flash_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    out, saved = flash_attention_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    return out, saved.lse, None
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -322,11 +331,6 @@ def _window(window_size: Any) -> tuple[int | None, ...]:
             f"got {window_size!r}"
         )
     return tuple(None if side == -1 else side for side in sides)
-
-
-def _result(returned: tuple[Array, SavedState], return_attn_probs: bool) -> Result:
-    out, saved = returned
-    return (out, saved.lse, None) if return_attn_probs else out
 
 
 def _unpacked(packed: Any, name: str, *, parts: int, axes: int) -> tuple[Array, ...]:
