@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import cupyflash
+from cupyflash._arrays import place_of
 from cupyflash._demo.dense import dense_forward
-from cupyflash._demo.device import array_module
 
 __all__ = ["dense_attention", "packed_attention", "padded_attention"]
 
@@ -27,7 +27,7 @@ def packed_attention(query: Array, key: Array, value: Array, cu_seqlens: Array) 
 
 def padded_attention(query: Array, key: Array, value: Array, cu_seqlens: Array) -> Array:
     """Sentences padded to the longest, the padding hidden by a ``(b, 1, 1, s)`` mask."""
-    xp = array_module(query)
+    xp = place_of(query).namespace
     lengths = np.diff(cu_seqlens)
     batch, seqlen = len(lengths), int(lengths.max())
     entry = np.repeat(np.arange(batch), lengths)
@@ -45,6 +45,6 @@ def padded_attention(query: Array, key: Array, value: Array, cu_seqlens: Array) 
 
 def dense_attention(query: Array, key: Array, value: Array, cu_seqlens: Array) -> Array:
     """The textbook form, sentence by sentence, to compare with: stores every score."""
-    xp = array_module(query)
+    xp = place_of(query).namespace
     entries = [slice(*bounds) for bounds in pairwise(cu_seqlens.tolist())]
     return xp.concatenate([dense_forward(query[r], key[r], value[r])[0] for r in entries])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._demo.device import array_module
+from cupyflash._arrays import place_of
 
 __all__ = ["dense_backward", "dense_forward"]
 
@@ -17,7 +17,7 @@ def dense_forward(
     query: Array, key: Array, value: Array, *, causal: bool = False
 ) -> tuple[Array, Array]:
     """``softmax(q k^T / sqrt(d)) v`` of ``(s, h, d)`` arrays; also the weights ``(h, s, s)``."""
-    xp = array_module(query)
+    xp = place_of(query).namespace
     query, key, value = (array.swapaxes(0, 1) for array in (query, key, value))
     weights = query @ key.swapaxes(1, 2)
     weights *= np.float32(query.shape[-1] ** -0.5)

@@ -20,7 +20,6 @@ from cupyflash.errors import NoDeviceError
 
 __all__ = [
     "Measurement",
-    "array_module",
     "describe",
     "engine_name",
     "measure",
@@ -79,15 +78,6 @@ def gpu_obstacle() -> str | None:
 def to_host(array: Array) -> Any:
     """The same numbers as a NumPy array."""
     return array if isinstance(array, np.ndarray) else array.get()
-
-
-def array_module(array: Array) -> Any:
-    """The module an array belongs to: ``numpy`` or ``cupy``."""
-    if isinstance(array, np.ndarray):
-        return np
-    import cupy
-
-    return cupy
 
 
 def describe(xp: Any) -> str:
