@@ -71,6 +71,28 @@ def optional_operands(options: Options, scores: ScoreShape, place: Place) -> dic
     return extras
 
 
+def element_masks(extras: dict[str, Any]) -> list[Array]:
+    """Return the call's mask and the block mask's inner one, those that there are."""
+    block_mask = extras.get("block_mask")
+    inner = None if block_mask is None else block_mask.mask
+    return [mask for mask in (extras.get("mask"), inner) if mask is not None]
+
+
+def mask_shape(extras: dict[str, Any], scores: ScoreShape) -> tuple[int, ...]:
+    """Return `Problem.mask_shape`."""
+    masks = element_masks(extras)
+    if "block_mask" in extras:
+        masks.append(extras["block_mask"].blocks)
+    if scores.varlen or not masks:
+        return ()
+    lengths = (scores.batch, scores.num_heads, scores.seqlen_q, scores.seqlen_k)
+    return tuple(
+        1 if all(mask.shape[axis] == 1 for mask in masks) else length
+        for axis, length in enumerate(lengths)
+        if length is not None
+    )
+
+
 def _boolean(x: Any, name: str, place: Place) -> Array:
     array = as_boolean(x, name)
     require_place(array, name, place)

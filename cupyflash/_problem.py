@@ -38,6 +38,11 @@ class Problem:
     # Which optional operands take part: "mask", "bias", "alibi_slopes", "sinks", "score_mod",
     # "block_mask".
     extras: frozenset[str] = frozenset()
+    masks: int = 0  # arrays of `Operands.masks`
+    bias_dtype: str | None = None
+    # Extents of all masks and the block mask together, 1 along axes where they all are broadcast;
+    # () without any, and for varlen.
+    mask_shape: tuple[int, ...] = ()
 
     @property
     def group_size(self) -> int:
@@ -97,6 +102,12 @@ class Operands:
     block_mask: BlockMask | None = None
     score_mod: ScoreMod | None = None
     seed: Any = 0  # int in [0, 2**64), or a device uint64 array of one element
+
+    @property
+    def masks(self) -> tuple[Array | None, Array | None]:
+        """The element masks, given ones first: the call's and the block mask's inner one."""
+        inner = None if self.block_mask is None else self.block_mask.mask
+        return (inner, None) if self.mask is None else (self.mask, inner)
 
 
 @dataclass(frozen=True, eq=False)

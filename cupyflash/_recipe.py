@@ -33,7 +33,8 @@ class Recipe:
         self._cupy = require_cupy()
         self._device_id = call.place.device_id
         self._shape, self._dtype = out.shape, out.dtype
-        self._launcher, self._blocks = prepare(
+        # A plain call is one launch.
+        ((self._launcher, self._blocks),) = prepare(
             select(call.problem, call.place, call.options.engine),
             call.problem,
             call.operands,
@@ -41,7 +42,7 @@ class Recipe:
             call.layout.canonical(out),
             row_max=None,
             row_sum=None,
-        )
+        ).launches
 
     def __call__(self, q: Array, k: Array, v: Array) -> Array:
         cupy = self._cupy

@@ -21,7 +21,7 @@ from cupyflash._arrays import (
     place_of,
     require_place,
 )
-from cupyflash._extras import ScoreShape, optional_operands
+from cupyflash._extras import ScoreShape, element_masks, mask_shape, optional_operands
 from cupyflash._layout import Layout
 from cupyflash._options import Options
 from cupyflash._problem import Operands, Problem
@@ -87,6 +87,8 @@ def bind(
     _options.engine(options.engine)
     _options.tiling(options.tiling)
     largest = float(np.finfo("float64" if dtype == "float64" else "float32").max)
+    masks = element_masks(extras)
+    bias = extras.get("bias")
     problem = Problem(
         dtype=dtype,
         batch=batch,
@@ -104,6 +106,9 @@ def bind(
         dropout_p=dropout_p,
         varlen=cu_seqlens is not None,
         extras=frozenset(extras),
+        masks=len(masks),
+        bias_dtype=None if bias is None else FLOAT_DTYPES[bias.dtype],
+        mask_shape=mask_shape(extras, scores),
     )
     cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
     operands = Operands(

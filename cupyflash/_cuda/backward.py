@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS, Scratch
+from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
 from cupyflash._cuda.device import describe, require_cupy
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
@@ -16,13 +16,19 @@ from cupyflash._cuda.module import load
 from cupyflash._cuda.params import (
     BACKWARD_PARAMS,
     BACKWARD_POINTERS,
+    OptionalLayout,
+    ScoreLayout,
     Strides,
     address,
     alignment,
     fill,
-    optional_strides,
+    optional_addresses,
+    pointers_of,
     row_alignment,
+    values_of,
 )
+from cupyflash._cuda.plan import BackwardPlan
+from cupyflash._cuda.plan_mma import MmaBackwardPlan
 from cupyflash._problem import Array, GradientBuffers, Operands, Problem
 from cupyflash.tiling import Tiling
 
@@ -43,12 +49,13 @@ class BackwardLayout(NamedTuple):
     stored: tuple[Strides, ...]  # of _STORED
     statistics: tuple[Strides | None, ...]  # of _STATISTICS; None: not given
     grad_sinks: Strides | None
-    optional: tuple[Strides, Strides]
+    grad_bias: ScoreLayout | None
+    optional: OptionalLayout
     load_alignment: int  # power of two that divides the addresses of what is loaded
     store_alignment: int  # and of what is stored
 
     @classmethod
-    def of(cls, arrays: dict[str, Array], optional: tuple[Strides, Strides]) -> BackwardLayout:
+    def of(cls, arrays: dict[str, Array], optional: OptionalLayout) -> BackwardLayout:
         """The layout of arrays that go by the names of their parameters."""
         loaded = [arrays[name] for name in _LOADED]
         stored = [arrays[name] for name in _STORED]
@@ -57,6 +64,7 @@ class BackwardLayout(NamedTuple):
             tuple(array.strides for array in stored),
             tuple(_strides_or_none(arrays[name]) for name in _STATISTICS),
             _strides_or_none(arrays["grad_sinks"]),
+            ScoreLayout.of(arrays["grad_bias"]),
             optional,
             alignment(map(address, loaded)),
             alignment(map(address, stored)),
@@ -142,22 +150,19 @@ def backward(
         "grad_query": gradients.dq,
         "grad_key": gradients.dk,
         "grad_value": gradients.dv,
-        "cu_seqlens_q": operands.cu_seqlens_q,
-        "cu_seqlens_k": operands.cu_seqlens_k,
-        "alibi_slopes": operands.alibi_slopes,
-        "sinks": operands.sinks,
         "grad_sinks": gradients.dsinks,
+        "grad_bias": gradients.dbias,
     }
     device_id = operands.query.device.id
-    layout = BackwardLayout.of(arrays, optional_strides(operands))
+    layout = BackwardLayout.of(arrays, OptionalLayout.of(operands))
     prepared = _prepare(engine, problem, device_id, tiling, layout, deterministic)
-    cupy = require_cupy()
-    with cupy.cuda.Device(device_id):
-        for name, (size, dtype) in prepared.struct.scratch.items():
-            arrays[name] = cupy.empty(size, dtype)
-    pointers = [address(arrays.get(name)) for name in prepared.struct.pointers]
+    for name, (size, dtype) in prepared.struct.scratch.items():
+        arrays[name] = require_cupy().empty(size, dtype)
+    addresses: dict[str, Any] = {name: address(array) for name, array in arrays.items()}
+    addresses.update(optional_addresses(operands))
+    values = values_of(prepared.struct.pointers, addresses)
     for launcher, blocks in prepared.launches:
-        launcher(blocks, *pointers)
+        launcher(blocks, *values)
 
 
 def backward_params(problem: Problem, layout: BackwardLayout) -> npt.NDArray[np.void]:
@@ -169,6 +174,8 @@ def backward_params(problem: Problem, layout: BackwardLayout) -> npt.NDArray[np.
     fill(params, problem, heads, statistics, layout.optional)
     if layout.grad_sinks is not None:
         params["grad_sinks_stride"] = layout.grad_sinks[0] // _FLOAT32_BYTES
+    if layout.grad_bias is not None:
+        params["grad_bias_strides"] = layout.grad_bias.values()
     return params
 
 
@@ -179,27 +186,32 @@ def _dense_strides(problem: Problem) -> Strides:
     return (row, itemsize) if problem.varlen else (row * problem.num_heads, row, itemsize)
 
 
-def _simt_struct(problem: Problem, layout: BackwardLayout) -> BackwardStruct:
+def _simt_struct(problem: Problem, layout: BackwardLayout, plan: BackwardPlan) -> BackwardStruct:
     rows = problem.num_heads * problem.seqlen_q * (1 if problem.varlen else problem.batch)
-    scratch = {"delta": (rows, problem.accumulator_dtype)}
-    return BackwardStruct(backward_params(problem, layout), BACKWARD_POINTERS, scratch)
+    scratch = {"delta": (rows, problem.accumulator_dtype), **_map_scratch(plan)}
+    pointers = pointers_of(BACKWARD_POINTERS, problem)
+    return BackwardStruct(backward_params(problem, layout), pointers, scratch)
 
 
-def _mma_struct(
-    problem: Problem, layout: BackwardLayout, scratch: Scratch, deterministic: bool
-) -> BackwardStruct:
+def _mma_struct(problem: Problem, layout: BackwardLayout, plan: MmaBackwardPlan) -> BackwardStruct:
     common = backward_params(problem, layout)
     params: npt.NDArray[Any] = np.zeros((), MMA_BACKWARD_PARAMS)
     for name in common.dtype.names or ():
         params[name] = common[name]
-    params["rows"], params["tiles"] = scratch.rows, scratch.tiles
-    sizes = {
-        "query_sums": (scratch.query_sums, "float32"),
-        "statistics": (scratch.statistics, "float32"),
+    sizes = plan.scratch
+    params["rows"], params["tiles"] = sizes.rows, sizes.tiles
+    scratch = {
+        "query_sums": (sizes.query_sums, "float32"),
+        "statistics": (sizes.statistics, "float32"),
+        **_map_scratch(plan),
     }
-    if deterministic:
-        sizes["turns"] = scratch.turns, "int32"
-    return BackwardStruct(params, MMA_BACKWARD_POINTERS, sizes)
+    if plan.config.deterministic:
+        scratch["turns"] = sizes.turns, "int32"
+    return BackwardStruct(params, pointers_of(MMA_BACKWARD_POINTERS, problem), scratch)
+
+
+def _map_scratch(plan: BackwardPlan | MmaBackwardPlan) -> dict[str, tuple[int, str]]:
+    return {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
 
 
 @lru_cache(maxsize=4096)
@@ -216,10 +228,8 @@ def _prepare(
     )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
-    if engine == "mma":
-        struct = _mma_struct(problem, layout, plan.scratch, deterministic)
-    else:
-        struct = _simt_struct(problem, layout)
+    struct_of = _mma_struct if engine == "mma" else _simt_struct
+    struct = struct_of(problem, layout, plan)
     launchers = (
         Launcher(
             module.get_function(launch.entry, launch.shared_memory),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["BackwardConfig", "ForwardConfig", "constant"]
+from cupyflash._problem import Problem
+
+__all__ = ["BackwardConfig", "ForwardConfig", "constant", "score_features"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,13 @@ class ForwardConfig:
     alibi: bool
     sinks: bool
     varlen: bool
+    masks: int
+    block_mask: bool
+    visibility: bool
+    bias: bool
+    bias_dtype: str
+    dropout: bool
+    score_mod: bool
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,30 @@ class BackwardConfig:
     softcap: bool
     alibi: bool
     varlen: bool
+    masks: int
+    block_mask: bool
+    visibility: bool
+    bias: bool
+    bias_dtype: str
+    dropout: bool
+    score_mod: bool
+
+
+def score_features(problem: Problem) -> dict[str, Any]:
+    """Return the fields that every engine's configurations have for changes of the scores."""
+    return {
+        "window": problem.window_left is not None or problem.window_right is not None,
+        "softcap": problem.softcap is not None,
+        "alibi": "alibi_slopes" in problem.extras,
+        "varlen": problem.varlen,
+        "masks": problem.masks,
+        "block_mask": "block_mask" in problem.extras,
+        "visibility": bool(problem.mask_shape),
+        "bias": problem.bias_dtype is not None,
+        "bias_dtype": problem.bias_dtype or "float32",
+        "dropout": problem.dropout_p > 0,
+        "score_mod": "score_mod" in problem.extras,
+    }
 
 
 def constant(config: Any, name: str = "config") -> str:

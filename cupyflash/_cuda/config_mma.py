@@ -45,6 +45,13 @@ class MmaForwardConfig:
     alibi: bool
     sinks: bool
     varlen: bool
+    masks: int
+    block_mask: bool
+    visibility: bool
+    bias: bool
+    bias_dtype: str
+    dropout: bool
+    score_mod: bool
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,13 @@ class MmaBackwardConfig:
     softcap: bool
     alibi: bool
     varlen: bool
+    masks: int
+    block_mask: bool
+    visibility: bool
+    bias: bool
+    bias_dtype: str
+    dropout: bool
+    score_mod: bool
     deterministic: bool
 
 

@@ -8,24 +8,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda.device import describe
+from cupyflash._cuda.device import describe, require_cupy
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import (
     FORWARD_PARAMS,
     FORWARD_POINTERS,
+    OptionalLayout,
     Strides,
     address,
     alignment,
     fill,
-    optional_strides,
+    optional_addresses,
+    pointers_of,
     row_alignment,
+    values_of,
 )
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.tiling import Tiling
 
-__all__ = ["ForwardLayout", "forward", "forward_params", "prepare"]
+__all__ = ["ForwardLayout", "Prepared", "forward", "forward_params", "prepare"]
 
 
 class ForwardLayout(NamedTuple):
@@ -37,7 +40,7 @@ class ForwardLayout(NamedTuple):
     out: Strides
     row_max: Strides | None
     row_sum: Strides | None
-    optional: tuple[Strides, Strides]
+    optional: OptionalLayout
     load_alignment: int  # power of two that divides the addresses of query, key, value
     store_alignment: int  # and of out
 
@@ -46,6 +49,14 @@ class ForwardLayout(NamedTuple):
         """Bytes that every load and every store may move at once."""
         loads = row_alignment(self.load_alignment, (self.query, self.key, self.value))
         return loads, row_alignment(self.store_alignment, (self.out,))
+
+
+class Prepared(NamedTuple):
+    """Launchers that only lack the pointers, in order, each with its number of blocks."""
+
+    pointers: tuple[str, ...]  # that each launch takes
+    scratch: tuple[tuple[str, int], ...]  # pointer, bytes
+    launches: tuple[tuple[Launcher, int], ...]
 
 
 def forward(
@@ -81,20 +92,22 @@ def forward(
     CompileError
         The kernel does not compile.
     """
-    launcher, blocks = prepare(engine, problem, operands, tiling, out, row_max, row_sum)
-    launcher(
-        blocks,
-        address(operands.query),
-        address(operands.key),
-        address(operands.value),
-        address(out),
-        address(row_max),
-        address(row_sum),
-        address(operands.cu_seqlens_q),
-        address(operands.cu_seqlens_k),
-        address(operands.alibi_slopes),
-        address(operands.sinks),
-    )
+    prepared = prepare(engine, problem, operands, tiling, out, row_max, row_sum)
+    addresses: dict[str, Any] = {
+        "query": address(operands.query),
+        "key": address(operands.key),
+        "value": address(operands.value),
+        "out": address(out),
+        "row_max": address(row_max),
+        "row_sum": address(row_sum),
+        **optional_addresses(operands),
+    }
+    # Kept until all is launched; its memory is then reused in the order of the stream alone.
+    scratch = {name: require_cupy().empty(size, np.uint8) for name, size in prepared.scratch}
+    addresses.update((name, address(array)) for name, array in scratch.items())
+    values = values_of(prepared.pointers, addresses)
+    for launcher, blocks in prepared.launches:
+        launcher(blocks, *values)
 
 
 def prepare(
@@ -105,10 +118,10 @@ def prepare(
     out: Array,
     row_max: Array | None,
     row_sum: Array | None,
-) -> tuple[Launcher, int]:
-    """Return a launcher that only lacks the pointers, and how many blocks to launch.
+) -> Prepared:
+    """Return launchers that only lack the pointers.
 
-    It serves every call whose arrays have these strides and at least this alignment.
+    They serve every call whose arrays have these strides and at least this alignment.
     """
     query, key, value = operands.query, operands.key, operands.value
     layout = ForwardLayout(
@@ -118,11 +131,11 @@ def prepare(
         out.strides,
         None if row_max is None else row_max.strides,
         None if row_sum is None else row_sum.strides,
-        optional_strides(operands),
+        OptionalLayout.of(operands),
         alignment((address(query), address(key), address(value))),
         alignment((address(out),)),
     )
-    return _launcher(engine, problem, query.device.id, tiling, layout)
+    return _prepare(engine, problem, query.device.id, tiling, layout)
 
 
 def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.void]:
@@ -135,19 +148,26 @@ def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.vo
 
 
 @lru_cache(maxsize=4096)
-def _launcher(
+def _prepare(
     engine: str, problem: Problem, device_id: int, tiling: Tiling | None, layout: ForwardLayout
-) -> tuple[Launcher, int]:
+) -> Prepared:
     device = describe(device_id)
     plan = PLANNERS[engine].plan_forward(problem, device, tiling, *layout.vector_bytes)
-    launch = plan.launch
-    module = load(plan.stub, [launch.entry], device_id=device_id, plan=plan)
-    launcher = Launcher(
-        module.get_function(launch.entry, launch.shared_memory),
-        device_id,
-        forward_params(problem, layout),
-        FORWARD_POINTERS,
-        threads=launch.threads,
-        shared_memory=launch.shared_memory,
+    entries = [launch.entry for launch in plan.launches]
+    module = load(plan.stub, entries, device_id=device_id, plan=plan)
+    params = forward_params(problem, layout)
+    pointers = pointers_of(FORWARD_POINTERS, problem)
+    launchers = (
+        Launcher(
+            module.get_function(launch.entry, launch.shared_memory),
+            device_id,
+            params,
+            pointers,
+            threads=launch.threads,
+            shared_memory=launch.shared_memory,
+        )
+        for launch in plan.launches
     )
-    return launcher, launch.blocks
+    blocks = (launch.blocks for launch in plan.launches)
+    scratch = tuple((tile_map.pointer, tile_map.size) for tile_map in plan.tile_maps)
+    return Prepared(pointers, scratch, tuple(zip(launchers, blocks, strict=True)))

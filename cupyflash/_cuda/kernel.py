@@ -11,15 +11,18 @@ from cupyflash.errors import UnsupportedError
 __all__ = [
     "VECTOR_BYTES",
     "KernelLaunch",
+    "TileMap",
     "access_width",
     "check_lengths",
     "entry_point",
     "kernel_launch",
     "row_tiles",
     "stub",
+    "tile_map_of",
 ]
 
 VECTOR_BYTES = 16  # the widest access
+_MAP_THREADS = 256
 _MAX_BLOCKS = 2**31 - 1
 _MAX_SEQLEN = 2**30 - 1  # so that an index plus a window bound stays an int
 
@@ -62,12 +65,41 @@ def access_width(vector_bytes: int, itemsize: int, *head_dims: int) -> int:
     return math.gcd(max(1, min(vector_bytes, VECTOR_BYTES) // itemsize), *head_dims)
 
 
-def entry_point(launch: KernelLaunch, params: str, kernel: str, blocks: int = 1) -> str:
+def entry_point(
+    launch: KernelLaunch, params: str, kernel: str, blocks: int = 1, arguments: str = "params"
+) -> str:
     """Return the C++ of a kernel's entry, compiled for `blocks` blocks a multiprocessor."""
     return (
         f'extern "C" __global__ void __launch_bounds__({launch.threads}, {blocks})\n'
-        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}(params); }}"
+        f"{launch.entry}(const __grid_constant__ {params} params) {{ {kernel}({arguments}); }}"
     )
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """The map of which tiles masks hide, and the kernel that writes it."""
+
+    pointer: str  # field of the params struct
+    size: int  # bytes
+    launch: KernelLaunch
+
+    def entry_point(self, params: str, config: str, common: str = "params") -> str:
+        """Return the C++ of the kernel's entry."""
+        arguments = f"{common}, {common}.{self.pointer}"
+        kernel = f"find_visible_tiles<{config}>"
+        return entry_point(self.launch, params, kernel, arguments=arguments)
+
+
+def tile_map_of(
+    problem: Problem, block_m: int, block_n: int, pointer: str = "visibility"
+) -> TileMap | None:
+    """Return the map for tiles of this size: `TileMap` in visible_tiles.cuh; None: not needed."""
+    if not problem.mask_shape:
+        return None
+    batch, heads, rows, cols = problem.mask_shape
+    size = batch * heads * -(-rows // block_m) * -(-cols // block_n)
+    blocks = -(-size * 32 // _MAP_THREADS)
+    return TileMap(pointer, size, kernel_launch(f"cupyflash_{pointer}", blocks, _MAP_THREADS))
 
 
 def stub(include: str, *parts: str) -> str:

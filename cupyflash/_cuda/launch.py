@@ -34,7 +34,7 @@ class Launcher:
         The struct with its constants filled in: one element of a structured dtype. It is copied.
     varying : sequence of str
         Fields that every launch sets, in the order of the struct and next to each other (pointers
-        first, say): 4 or 8-byte scalars.
+        first, say): 4 or 8-byte scalars, or arrays of them.
     threads : int
         Threads of one block, all along x.
     shared_memory : int, default 0
@@ -136,9 +136,10 @@ def _varying_format(dtype: np.dtype[np.void], varying: Sequence[str]) -> tuple[i
     start = end = fields[varying[0]][1] if varying else 0
     format_ = "="
     for name in varying:
-        scalar, offset = fields[name][:2]
-        format_ += "x" * (offset - end) + _FORMATS[scalar.str[1:]]
-        end = offset + scalar.itemsize
+        field, offset = fields[name][:2]
+        scalar, count = field.base, field.itemsize // field.base.itemsize
+        format_ += "x" * (offset - end) + str(count) + _FORMATS[scalar.str[1:]]
+        end = offset + field.itemsize
     return start, format_
 
 

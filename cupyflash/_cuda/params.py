@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +16,27 @@ __all__ = [
     "FORWARD_PARAMS",
     "FORWARD_POINTERS",
     "ITEMSIZE",
+    "SCORE_PARAMS",
+    "OptionalLayout",
+    "ScoreLayout",
     "Strides",
     "address",
     "alignment",
     "fill",
-    "optional_strides",
+    "optional_addresses",
+    "pointers_of",
     "row_alignment",
     "size_assertion",
+    "values_of",
 ]
 
 Strides = tuple[int, ...]  # of an array, in bytes, as NumPy gives them
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
-_OPEN = 2**31 - 1  # a window side without a bound
+SCORE_PARAMS = 8  # named arrays of a score_mod, at most
+
+_OPEN = 2**31 - 1  # a window side or an axis without a bound
 _WIDEST = 16  # bytes of the widest access
 
 
@@ -39,12 +46,35 @@ def _struct(*fields: tuple[str, Any]) -> np.dtype[np.void]:
 
 _STRIDES = _struct(("batch", np.int64), ("row", np.int64), ("head", np.int64))
 
+_SCORE_STRIDES = _struct(
+    ("batch", np.int64),
+    ("head", np.int64),
+    ("row", np.int64),
+    ("col", np.int64),
+    ("rows", np.int32),
+    ("cols", np.int32),
+)
+
+_SCORE_ARRAYS = _struct(
+    ("mask", _SCORE_STRIDES),
+    ("inner_mask", _SCORE_STRIDES),
+    ("bias", _SCORE_STRIDES),
+    ("blocks", _SCORE_STRIDES),
+    ("block_rows", np.int32),
+    ("block_cols", np.int32),
+    ("map_batch", np.int32),
+    ("map_heads", np.int32),
+    ("map_rows", np.int32),
+    ("map_cols", np.int32),
+)
+
 _ATTENTION = _struct(
     ("softmax_scale", np.float64),
     ("softcap", np.float64),
     ("alibi_batch_stride", np.int64),
     ("alibi_head_stride", np.int64),
     ("sinks_stride", np.int64),
+    ("keep_factor", np.float64),
     ("batch", np.int32),
     ("seqlen_q", np.int32),
     ("seqlen_k", np.int32),
@@ -55,6 +85,18 @@ _ATTENTION = _struct(
     ("window_left", np.int32),
     ("window_right", np.int32),
     ("top_left", np.int32),
+    ("dropout_threshold", np.uint32),
+)
+
+
+def _pointer(name: str) -> tuple[str, Any]:
+    """Return the field of a pointer, or of several."""
+    several = name.endswith("score_params")
+    return (name, (np.uint64, (SCORE_PARAMS,))) if several else (name, np.uint64)
+
+
+_FIRST_OPTIONAL = (
+    "mask"  # pointers from here on are null in calls without a feature that needs them
 )
 
 FORWARD_POINTERS = (
@@ -68,11 +110,20 @@ FORWARD_POINTERS = (
     "cu_seqlens_k",
     "alibi_slopes",
     "sinks",
+    "mask",
+    "inner_mask",
+    "bias",
+    "blocks",
+    "visibility",
+    "seed_address",
+    "seed",
+    "score_params",
 )
 FORWARD_PARAMS = _struct(
-    *((name, np.uint64) for name in FORWARD_POINTERS),
+    *map(_pointer, FORWARD_POINTERS),
     *((f"{name}_strides", _STRIDES) for name in FORWARD_POINTERS[:6]),
     ("attention", _ATTENTION),
+    ("scores", _SCORE_ARRAYS),
 )
 
 BACKWARD_POINTERS = (
@@ -93,12 +144,25 @@ BACKWARD_POINTERS = (
     "alibi_slopes",
     "sinks",
     "grad_sinks",
+    "mask",
+    "inner_mask",
+    "bias",
+    "blocks",
+    "visibility",
+    "key_visibility",
+    "seed_address",
+    "seed",
+    "score_params",
+    "grad_bias",
+    "grad_score_params",
 )
 BACKWARD_PARAMS = _struct(
-    *((name, np.uint64) for name in BACKWARD_POINTERS),
+    *map(_pointer, BACKWARD_POINTERS),
     *((f"{name}_strides", _STRIDES) for name in BACKWARD_POINTERS[:12]),
+    ("grad_bias_strides", _SCORE_STRIDES),
     ("grad_sinks_stride", np.int64),
     ("attention", _ATTENTION),
+    ("scores", _SCORE_ARRAYS),
 )
 
 
@@ -122,6 +186,10 @@ def attention_values(problem: Problem) -> npt.NDArray[np.void]:
         bound = getattr(problem, side)
         values[side] = _OPEN if bound is None else min(bound, _OPEN)
     values["top_left"] = problem.top_left
+    threshold = round(problem.dropout_p * 2**32)
+    values["dropout_threshold"] = min(threshold, 2**32 - 1)
+    # A threshold above every word drops all.
+    values["keep_factor"] = 1 / (1 - problem.dropout_p) if threshold < 2**32 else 0.0
     return values
 
 
@@ -156,13 +224,105 @@ def row_alignment(pointers: int, strides: Iterable[Strides]) -> int:
     return alignment((pointers, *(stride for array in strides for stride in array[:-1])))
 
 
-def optional_strides(operands: Operands) -> tuple[Strides, Strides]:
-    """Return the strides in bytes of ALiBi slopes, by (batch, head), and of sinks; 0 if absent."""
-    slopes, sinks = operands.alibi_slopes, operands.sinks
-    alibi = (0, 0)
-    if slopes is not None:
-        alibi = (0 if slopes.shape[0] == 1 else slopes.strides[0], slopes.strides[1])
-    return alibi, (0,) if sinks is None else tuple(sinks.strides)
+class ScoreLayout(NamedTuple):
+    """Shape and strides in bytes of an array that broadcasts over ``(b, h, sq, sk)``."""
+
+    shape: tuple[int, ...]
+    strides: Strides
+    itemsize: int
+
+    @classmethod
+    def of(cls, array: Any) -> ScoreLayout | None:
+        """The layout of an array; None for None."""
+        return None if array is None else cls(array.shape, array.strides, array.dtype.itemsize)
+
+    def values(self) -> tuple[int, ...]:
+        """Return a ``ScoreStrides`` struct."""
+        distances = (
+            0 if length == 1 else stride // self.itemsize
+            for length, stride in zip(self.shape, self.strides, strict=True)
+        )
+        return *distances, *(_OPEN if length == 1 else length for length in self.shape[2:])
+
+
+class OptionalLayout(NamedTuple):
+    """Strides, in bytes, of the optional arrays of a call."""
+
+    alibi_slopes: Strides  # by (batch, head); 0 if absent
+    sinks: Strides
+    mask: ScoreLayout | None
+    inner_mask: ScoreLayout | None
+    bias: ScoreLayout | None
+    blocks: ScoreLayout | None
+    block_size: tuple[int, int]
+
+    @classmethod
+    def of(cls, operands: Operands) -> OptionalLayout:
+        slopes, sinks = operands.alibi_slopes, operands.sinks
+        alibi = (0, 0)
+        if slopes is not None:
+            alibi = (0 if slopes.shape[0] == 1 else slopes.strides[0], slopes.strides[1])
+        block_mask = operands.block_mask
+        mask, inner_mask = operands.masks
+        return cls(
+            alibi,
+            (0,) if sinks is None else tuple(sinks.strides),
+            ScoreLayout.of(mask),
+            ScoreLayout.of(inner_mask),
+            ScoreLayout.of(operands.bias),
+            None if block_mask is None else ScoreLayout.of(block_mask.blocks),
+            (1, 1) if block_mask is None else block_mask.block_size,
+        )
+
+    def scores(self, mask_shape: tuple[int, ...]) -> npt.NDArray[np.void]:
+        """Return a ``ScoreArrays`` struct."""
+        values = np.zeros((), _SCORE_ARRAYS)
+        for name in ("mask", "inner_mask", "bias", "blocks"):
+            layout = getattr(self, name)
+            if layout is not None:
+                values[name] = layout.values()
+        values["block_rows"], values["block_cols"] = (min(size, _OPEN) for size in self.block_size)
+        for axis, length in zip(("batch", "heads", "rows", "cols"), mask_shape, strict=False):
+            values[f"map_{axis}"] = length
+        return values
+
+
+def optional_addresses(operands: Operands) -> dict[str, int]:
+    """Return the pointers of the optional operands, and the seed."""
+    block_mask, seed = operands.block_mask, operands.seed
+    mask, inner_mask = operands.masks
+    on_device = hasattr(seed, "data")
+    return {
+        "cu_seqlens_q": address(operands.cu_seqlens_q),
+        "cu_seqlens_k": address(operands.cu_seqlens_k),
+        "alibi_slopes": address(operands.alibi_slopes),
+        "sinks": address(operands.sinks),
+        "mask": address(mask),
+        "inner_mask": address(inner_mask),
+        "bias": address(operands.bias),
+        "blocks": 0 if block_mask is None else address(block_mask.blocks),
+        "seed_address": address(seed) if on_device else 0,
+        "seed": 0 if on_device else int(seed),
+    }
+
+
+def pointers_of(names: tuple[str, ...], problem: Problem) -> tuple[str, ...]:
+    """Return those of a struct's pointers that a launch sets: the others are null."""
+    if problem.dropout_p or problem.extras - {"alibi_slopes", "sinks"}:
+        return names
+    return names[: names.index(_FIRST_OPTIONAL)]
+
+
+def values_of(names: Iterable[str], addresses: Mapping[str, Any]) -> list[int]:
+    """Return what `Launcher` takes for the fields `names`; what has no address is null."""
+    values: list[int] = []
+    for name in names:
+        if name.endswith("score_params"):
+            given = addresses.get(name, ())
+            values += (*given, *(0,) * (SCORE_PARAMS - len(given)))
+        else:
+            values.append(addresses.get(name, 0))
+    return values
 
 
 def fill(
@@ -170,7 +330,7 @@ def fill(
     problem: Problem,
     heads: Mapping[str, Strides],
     statistics: Mapping[str, Strides | None],
-    optional: tuple[Strides, Strides],
+    optional: OptionalLayout,
 ) -> None:
     """Write everything but pointers into a params struct.
 
@@ -182,8 +342,8 @@ def fill(
         Lengths and options.
     heads, statistics : mapping of str to strides
         Strides in bytes of the arrays with a head_dim and of those without; None: not given.
-    optional : pair of strides
-        From `optional_strides`.
+    optional : OptionalLayout
+        Of the call's operands.
     """
     itemsize = ITEMSIZE[problem.dtype]
     accumulator = ITEMSIZE[problem.accumulator_dtype]
@@ -193,9 +353,10 @@ def fill(
         if given is not None:
             params[f"{name}_strides"] = statistic_strides(given, accumulator)
     attention = attention_values(problem)
-    (alibi_batch, alibi_head), (sinks,) = optional
+    (alibi_batch, alibi_head), (sinks,) = optional.alibi_slopes, optional.sinks
     float32 = ITEMSIZE["float32"]
     attention["alibi_batch_stride"] = alibi_batch // float32
     attention["alibi_head_stride"] = alibi_head // float32
     attention["sinks_stride"] = sinks // float32
     params["attention"] = attention
+    params["scores"] = optional.scores(problem.mask_shape)

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from cupyflash._cuda.config import BackwardConfig, ForwardConfig, constant
+from cupyflash._cuda.config import BackwardConfig, ForwardConfig, constant, score_features
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.kernel import (
     VECTOR_BYTES,
     KernelLaunch,
+    TileMap,
     access_width,
     check_lengths,
     entry_point,
     kernel_launch,
     row_tiles,
     stub,
+    tile_map_of,
 )
 from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
 from cupyflash._cuda.tiles_simt import BACKWARD_TILES, FORWARD_TILES, SimtTile, bucket
@@ -60,10 +62,15 @@ class ForwardPlan:
     tiling: Tiling
     config: ForwardConfig
     launch: KernelLaunch
+    tile_map: TileMap | None
+
+    @property
+    def tile_maps(self) -> tuple[TileMap, ...]:
+        return () if self.tile_map is None else (self.tile_map,)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        return (self.launch,)
+        return (*(tile_map.launch for tile_map in self.tile_maps), self.launch)
 
     @cached_property
     def stub(self) -> str:
@@ -73,6 +80,7 @@ class ForwardPlan:
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             _storage_assertion("ForwardStorage<config>", self.launch),
+            *(tile_map.entry_point("ForwardParams", "config") for tile_map in self.tile_maps),
             entry_point(self.launch, "ForwardParams", "forward_simt<config>"),
         )
 
@@ -89,10 +97,12 @@ class BackwardPlan:
     dkdv: KernelLaunch
     dq: KernelLaunch
     grad_sinks: KernelLaunch | None
+    tile_maps: tuple[TileMap, ...]  # of dq, of dk and dv
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        launches = (self.delta, self.dkdv, self.dq)
+        maps = (tile_map.launch for tile_map in self.tile_maps)
+        launches = (*maps, self.delta, self.dkdv, self.dq)
         return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
 
     @cached_property
@@ -106,6 +116,9 @@ class BackwardPlan:
         ]
         if self.grad_sinks is not None:
             entries.append(entry_point(self.grad_sinks, params, "compute_grad_sinks<config_dq>"))
+        configs = ("config_dq", "config_dkdv")
+        for tile_map, config in zip(self.tile_maps, configs, strict=False):
+            entries.append(tile_map.entry_point(params, config))
         return stub(
             "backward/kernel_simt.cuh",
             size_assertion("BackwardParams", BACKWARD_PARAMS),
@@ -158,7 +171,8 @@ def plan_forward(
     rows = row_tiles(problem, problem.seqlen_q, tile.resident) * problem.num_heads
     shared_memory = _forward_bytes(problem, tile)
     launch = kernel_launch("cupyflash_forward", rows, 32 * tile.warps, shared_memory)
-    return ForwardPlan("simt", _tiling(config), config, launch)
+    visible = tile_map_of(problem, config.block_m, config.block_n)
+    return ForwardPlan("simt", _tiling(config), config, launch, visible)
 
 
 @lru_cache(maxsize=1024)
@@ -202,6 +216,10 @@ def plan_backward(
     grad_sinks = None
     if "sinks" in problem.extras:
         grad_sinks = kernel_launch("cupyflash_grad_sinks", problem.num_heads, _SINKS_THREADS)
+    maps = (
+        tile_map_of(problem, config_dq.block_m, config_dq.block_n),
+        tile_map_of(problem, config_dkdv.block_m, config_dkdv.block_n, "key_visibility"),
+    )
     return BackwardPlan(
         "simt",
         _tiling(config_dq),
@@ -213,6 +231,7 @@ def plan_backward(
             "cupyflash_dq", query_tiles, 32 * queries.warps, _query_bytes(problem, queries)
         ),
         grad_sinks,
+        tuple(found for found in maps if found is not None),
     )
 
 
@@ -333,10 +352,7 @@ def _common(
         # 16-bit values are converted on their way to shared memory, which a copy cannot do.
         "async_copy": problem.dtype in ("float32", "float64")
         and device.compute_capability >= (8, 0),
-        "window": problem.window_left is not None or problem.window_right is not None,
-        "softcap": problem.softcap is not None,
-        "alibi": "alibi_slopes" in problem.extras,
-        "varlen": problem.varlen,
+        **score_features(problem),
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-from cupyflash._cuda.config import constant
+from cupyflash._cuda.config import constant, score_features
 from cupyflash._cuda.config_mma import (
     MMA_BACKWARD_PARAMS,
     MmaBackwardConfig,
@@ -22,12 +22,14 @@ from cupyflash._cuda.device import Device
 from cupyflash._cuda.kernel import (
     VECTOR_BYTES,
     KernelLaunch,
+    TileMap,
     access_width,
     check_lengths,
     entry_point,
     kernel_launch,
     row_tiles,
     stub,
+    tile_map_of,
 )
 from cupyflash._cuda.params import FORWARD_PARAMS, size_assertion
 from cupyflash._cuda.tiles_mma import (
@@ -73,10 +75,15 @@ class MmaForwardPlan:
     config: MmaForwardConfig
     blocks: int  # a multiprocessor
     launch: KernelLaunch
+    tile_map: TileMap | None
+
+    @property
+    def tile_maps(self) -> tuple[TileMap, ...]:
+        return () if self.tile_map is None else (self.tile_map,)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        return (self.launch,)
+        return (*(tile_map.launch for tile_map in self.tile_maps), self.launch)
 
     @cached_property
     def stub(self) -> str:
@@ -86,6 +93,7 @@ class MmaForwardPlan:
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             _bytes_assertion("MmaForwardShape<config>", self.launch),
+            *(tile_map.entry_point("ForwardParams", "config") for tile_map in self.tile_maps),
             entry_point(self.launch, "ForwardParams", "forward_mma<config>", self.blocks),
         )
 
@@ -103,10 +111,16 @@ class MmaBackwardPlan:
     main: KernelLaunch
     convert: KernelLaunch
     grad_sinks: KernelLaunch | None
+    tile_map: TileMap | None
+
+    @property
+    def tile_maps(self) -> tuple[TileMap, ...]:
+        return () if self.tile_map is None else (self.tile_map,)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        launches = (self.prepare, self.main, self.convert)
+        maps = (tile_map.launch for tile_map in self.tile_maps)
+        launches = (*maps, self.prepare, self.main, self.convert)
         return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
 
     @cached_property
@@ -120,6 +134,9 @@ class MmaBackwardPlan:
         ]
         if self.grad_sinks is not None:
             entries.append(entry_point(self.grad_sinks, params, "grad_sinks_mma<config>", 1))
+        entries += (
+            tile_map.entry_point(params, "config", "params.common") for tile_map in self.tile_maps
+        )
         return stub(
             "backward/kernel_mma.cuh",
             size_assertion(params, MMA_BACKWARD_PARAMS),
@@ -175,7 +192,8 @@ def plan_forward(
         tile.shared_memory(config.head_dim, config.head_dim_v),
     )
     shown = Tiling(tile.block_m, tile.block_n, STAGES, tile.warps)
-    return MmaForwardPlan("mma", shown, config, tile.blocks, launch)
+    visible = tile_map_of(problem, config.block_m, config.block_n)
+    return MmaForwardPlan("mma", shown, config, tile.blocks, launch, visible)
 
 
 @lru_cache(maxsize=1024)
@@ -225,6 +243,7 @@ def plan_backward(
         ),
         kernel_launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
         grad_sinks,
+        tile_map_of(problem, config.block_m, config.block_n),
     )
 
 
@@ -300,10 +319,7 @@ def _common(
         "load_width": access_width(vector_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         "store_width": access_width(store_bytes, _ITEMSIZE, *stored),
         "raw_scores": plain and problem.softmax_scale > 0,
-        "window": problem.window_left is not None or problem.window_right is not None,
-        "softcap": problem.softcap is not None,
-        "alibi": "alibi_slopes" in problem.extras,
-        "varlen": problem.varlen,
+        **score_features(problem),
     }
 
 

@@ -20,8 +20,18 @@ struct ForwardConfig {
   bool alibi;
   bool sinks;
   bool varlen;
+  int masks;  // 0 to 2: the call's mask, the block mask's inner one
+  bool block_mask;
+  bool visibility;  // a map says which tiles are hidden
+  bool bias;
+  DataType bias_dtype;
+  bool dropout;
+  bool score_mod;
 
   __device__ constexpr int threads() const { return 32 * warps; }
+
+  /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
+  __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
 };
 
 /// One of the backward's kernels: they share all but the tile sizes.
@@ -39,8 +49,18 @@ struct BackwardConfig {
   bool softcap;
   bool alibi;
   bool varlen;
+  int masks;  // 0 to 2: the call's mask, the block mask's inner one
+  bool block_mask;
+  bool visibility;  // a map says which tiles are hidden
+  bool bias;
+  DataType bias_dtype;
+  bool dropout;
+  bool score_mod;
 
   __device__ constexpr int threads() const { return 32 * warps; }
+
+  /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
+  __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
 };
 
 }  // namespace cupyflash

@@ -21,8 +21,18 @@ struct MmaForwardConfig {
   bool alibi;
   bool sinks;
   bool varlen;
+  int masks;  // 0 to 2: the call's mask, the block mask's inner one
+  bool block_mask;
+  bool visibility;  // a map says which tiles are hidden
+  bool bias;
+  DataType bias_dtype;
+  bool dropout;
+  bool score_mod;
 
   __device__ constexpr int threads() const { return 32 * warps; }
+
+  /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
+  __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
 };
 
 struct MmaBackwardConfig {
@@ -40,10 +50,20 @@ struct MmaBackwardConfig {
   bool softcap;
   bool alibi;
   bool varlen;
+  int masks;  // 0 to 2: the call's mask, the block mask's inner one
+  bool block_mask;
+  bool visibility;  // a map says which tiles are hidden
+  bool bias;
+  DataType bias_dtype;
+  bool dropout;
+  bool score_mod;
   bool deterministic;  // blocks add to a query tile in the order of their keys
 
   __device__ constexpr int warps() const { return key_warps * query_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
+
+  /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
+  __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
 };
 
 }  // namespace cupyflash

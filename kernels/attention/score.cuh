@@ -1,27 +1,58 @@
 // From the product q . k to the score, and the score's derivative, side by side.
 #pragma once
 
+#include "arch/convert.cuh"
 #include "attention/sequence.cuh"
 
 namespace cupyflash {
 
-/// s = softmax_scale * (q . k); s = softcap * tanh(s / softcap); s += alibi.
-template <class T, bool softcap, bool alibi>
+/// A bias in the accumulator's type; finite values stay finite.
+template <class T, class Element>
+__device__ T finite_as(Element value) {
+  if constexpr (sizeof(Element) > sizeof(T)) {
+    constexpr T largest = T(3.4028234663852886e38);
+    const T narrow = T(value);
+    const bool overflow = fabs(narrow) == infinity<T> && fabs(value) != infinity<Element>;
+    return overflow ? copysign(largest, narrow) : narrow;
+  } else {
+    return to_accumulator(value);
+  }
+}
+
+/// The bias of one head of one sequence.
+template <class T, class Element>
+struct BiasPlane {
+  const Element* first;  // row 0, column 0
+  ScoreStrides strides;
+
+  /// 0 where there is none: past the ends.
+  __device__ T at(int row, int col) const {
+    return strides.contains(row, col) ? finite_as<T>(first[strides.at(row, col)]) : T(0);
+  }
+};
+
+/// s = softmax_scale * (q . k); s = softcap * tanh(s / softcap); s += bias; s += alibi. A bias of
+/// -inf hides, whatever the product is.
+template <auto config>
 struct Score {
+  using T = Accumulator<config.dtype>;
+  using Bias = Element<config.bias_dtype>;
+
   T scale;        // softmax_scale
   T cap;          // softcap
   T inverse_cap;  // 1 / softcap
   T slope;        // of this head's ALiBi
   int diagonal;   // key under query 0
+  BiasPlane<T, Bias> bias;
 
   template <class Params>
   __device__ Score(const Params& params, const Sequence& sequence, int head)
       : scale(T(params.attention.softmax_scale)),
         cap(T(params.attention.softcap)),
-        inverse_cap(softcap ? T(1) / cap : T(0)),
+        inverse_cap(config.softcap ? T(1) / cap : T(0)),
         slope(0),
         diagonal(sequence.diagonal(params.attention)) {
-    if constexpr (alibi) {
+    if constexpr (config.alibi) {
       // Rows after the last varlen entry have no slope of their own, and see nothing anyway.
       const int batch = minimum(sequence.batch, params.attention.batch - 1);
       if (batch >= 0) {
@@ -29,18 +60,32 @@ struct Score {
                                       head * params.attention.alibi_head_stride]);
       }
     }
+    if constexpr (config.bias) {
+      const ScoreStrides& strides = params.scores.bias;
+      const int64 batch = score_batch(sequence, params.attention.batch);
+      bias = {static_cast<const Bias*>(params.bias) + batch * strides.batch + head * strides.head,
+              strides};
+    }
   }
 
   __device__ T value(T product, int query_index, int key_index) const {
     T score = scale * product;
-    if constexpr (softcap) score = cap * hyperbolic_tangent(score * inverse_cap);
-    if constexpr (alibi) score -= slope * T(abs(query_index + diagonal - key_index));
+    T added = T(0);
+    if constexpr (config.softcap) score = cap * hyperbolic_tangent(score * inverse_cap);
+    if constexpr (config.bias) {
+      added = bias.at(query_index, key_index);
+      score += added;
+    }
+    if constexpr (config.alibi) score -= slope * T(abs(query_index + diagonal - key_index));
+    if constexpr (config.bias) {
+      if (added == -infinity<T>) score = -infinity<T>;
+    }
     return score;
   }
 
   /// d value / d (scale * product).
   __device__ T derivative(T product) const {
-    if constexpr (softcap) {
+    if constexpr (config.softcap) {
       const T capped = hyperbolic_tangent(scale * product * inverse_cap);
       return T(1) - capped * capped;
     } else {

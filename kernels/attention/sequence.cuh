@@ -100,6 +100,12 @@ __device__ GlobalRows<Element> head_rows(Pointer pointer, const Strides& strides
   return {static_cast<Element*>(pointer) + offset, strides.row, dim};
 }
 
+/// Index along the batch axis of an array of scores. Rows after the last varlen entry have none of
+/// their own, and see nothing anyway.
+__device__ inline int score_batch(const Sequence& sequence, int batches) {
+  return maximum(0, minimum(sequence.batch, batches - 1));
+}
+
 /// Address of the statistic of a sequence's first query, or null.
 template <class T, class Pointer>
 __device__ T* statistic_row(Pointer pointer, const Strides& strides, const Sequence& sequence,

@@ -5,6 +5,7 @@
 #include "arch/copy_async.cuh"
 #include "arch/opaque.cuh"
 #include "attention/tile_order.cuh"
+#include "attention/visible_tiles.cuh"
 #include "backward/mainloop_mma.cuh"
 #include "backward/prepare_mma.cuh"
 #include "tile/store_swizzled.cuh"

@@ -3,6 +3,7 @@
 // Nothing is added from two blocks, so results are the same bits in every run.
 #pragma once
 
+#include "attention/visible_tiles.cuh"
 #include "backward/delta.cuh"
 #include "backward/mainloop_dkdv_simt.cuh"
 #include "backward/mainloop_dq_simt.cuh"
@@ -59,7 +60,7 @@ __device__ void key_gradient_simt(const BackwardParams& params) {
          statistic_row<const T>(params.row_sum, params.row_sum_strides, sequence, head),
          statistic_row<const T>(params.delta, params.delta_strides, sequence, head),
          params.row_max_strides.row, params.row_sum_strides.row, params.delta_strides.row,
-         Score<T, config.softcap, config.alibi>(params, sequence, head)},
+         Score<config>(params, sequence, head)},
         grad_key, grad_value);
   }
   Shape::store(key_rows<Output>(params.grad_key, params.grad_key_strides, sequence, tile.head, dim),
@@ -110,7 +111,7 @@ __device__ void query_gradient_simt(const BackwardParams& params) {
       key_rows<Input>(params.key, params.key_strides, sequence, head_kv, dim),
       key_rows<Input>(params.value, params.value_strides, sequence, head_kv, dim_v),
       visible_band<config.window>(attention, sequence),
-      Score<T, config.softcap, config.alibi>(params, sequence, head),
+      Score<config>(params, sequence, head),
       tile.first_row};
   typename Shape::KeySums grad_query;
   grad_query.fill(T(0));

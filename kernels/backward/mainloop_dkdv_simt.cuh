@@ -17,7 +17,7 @@ struct KeyGradientMainloop {
   using Shape = BackwardShape<config, config.block_n, config.block_m>;
   using T = typename Shape::T;
   using Rows = typename Shape::Rows;
-  using ScoreOf = Score<T, config.softcap, config.alibi>;
+  using ScoreOf = Score<config>;
 
   KeyGradientStorage<config>& storage;
   Band band;  // queries by keys

@@ -21,7 +21,7 @@ struct QueryGradientMainloop {
   Rows key;
   Rows value;
   Band band;
-  Score<T, config.softcap, config.alibi> score;
+  Score<config> score;
   int first_query;
 
   /// Statistics of the lane's rows, ready to use.

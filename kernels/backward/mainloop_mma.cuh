@@ -38,7 +38,7 @@ struct MmaBackwardMainloop {
   using ValueTile = typename Shape::ValueTile;
   using ScoreTile = typename Shape::ScoreTile;
   using Rows = GlobalRows<const Element<config.dtype>>;
-  using ScoreOf = Score<float, config.softcap, config.alibi>;
+  using ScoreOf = Score<config>;
   static constexpr int m_tiles = Shape::m_tiles;
   static constexpr int n_tiles = Shape::n_tiles;
   static constexpr int pieces = m_tiles * n_tiles;

@@ -4,6 +4,8 @@
 namespace cupyflash {
 
 using int64 = long long;
+using uint64 = unsigned long long;
+using uint8 = unsigned char;
 
 enum class DataType { float16, bfloat16, float32, float64 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/tile_order.cuh"
+#include "attention/visible_tiles.cuh"
 #include "forward/epilogue_mma.cuh"
 
 namespace cupyflash {
@@ -35,7 +36,7 @@ __device__ void forward_mma(const ForwardParams& params) {
                           {head_rows<Input>(params.value, params.value_strides, sequence.batch,
                                             sequence.first_key, head_kv, attention.head_dim_v)},
                           visible_band<config.window>(attention, sequence),
-                          Score<float, config.softcap, config.alibi>(params, sequence, tile.head),
+                          Score<config>(params, sequence, tile.head),
                           tile.first_row};
   const double scale = config.raw_scores ? attention.softmax_scale : 1.0;
   MmaForwardState<config> state{MmaSoftmax<Mainloop::m_tiles>(float(scale * log2e))};

@@ -1,6 +1,7 @@
 // Forward, one thread block a (query tile, head, batch).
 #pragma once
 
+#include "attention/visible_tiles.cuh"
 #include "forward/epilogue_simt.cuh"
 
 namespace cupyflash {
@@ -28,7 +29,7 @@ __device__ void forward_simt(const ForwardParams& params) {
       head_rows<Input>(params.value, params.value_strides, sequence.batch, sequence.first_key,
                        head_kv, attention.head_dim_v),
       visible_band<config.window>(attention, sequence),
-      Score<T, config.softcap, config.alibi>(params, sequence, tile.head),
+      Score<config>(params, sequence, tile.head),
       tile.first_row};
   ForwardState<config> state;
   mainloop.run(state);

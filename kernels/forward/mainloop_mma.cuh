@@ -74,7 +74,7 @@ struct MmaForwardMainloop {
   Loader<KeyTile> key;
   Loader<ValueTile> value;
   Band band;
-  Score<float, config.softcap, config.alibi> score;
+  Score<config> score;
   int first_query;  // of the tile
 
   __device__ static int warp_row() { return warp_index() * Shape::warp_rows; }

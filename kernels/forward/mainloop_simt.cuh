@@ -47,7 +47,7 @@ struct ForwardMainloop {
   Elements key;
   Elements value;
   Band band;
-  Score<T, config.softcap, config.alibi> score;
+  Score<config> score;
   int first_query;  // of the tile
 
   template <class Tile>

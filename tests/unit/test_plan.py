@@ -170,7 +170,7 @@ def struct_fields(name: str, header: str) -> list[str]:
     text = (kernels_root() / "attention" / header).read_text()
     body = re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.DOTALL)
     assert body is not None
-    return re.findall(r"^  (?:const )?\w+\*? (\w+);", body[1], re.MULTILINE)
+    return re.findall(r"^  (?:const )?\w+\*? (\w+)(?:\[\d+\])?;", body[1], re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,8 @@ def struct_fields(name: str, header: str) -> list[str]:
         ("BackwardParams", params.BACKWARD_PARAMS),
         ("Attention", params.FORWARD_PARAMS["attention"]),
         ("Strides", params.FORWARD_PARAMS["query_strides"]),
+        ("ScoreArrays", params.FORWARD_PARAMS["scores"]),
+        ("ScoreStrides", params.FORWARD_PARAMS["scores"]["mask"]),
     ],
 )
 def test_params_have_the_fields_of_the_header(name: str, dtype: object) -> None:
