@@ -49,8 +49,8 @@ def backward(
     call = saved._call
     problem, operands, layout = call.problem, call.operands, call.layout
     engine = _engines.select(problem, call.place, call.options.engine)
-    if engine == "mma" and deterministic and not operands.cu_seqlens_checked:
-        engine = "simt"  # its blocks take turns, and wrong cu_seqlens could let one wait for ever
+    if engine == "mma" and deterministic and not _mma_is_deterministic(call):
+        engine = "simt"
     with call.place.current():
         buffers = _gradient_buffers(call)
         _engines.backward(engine)(
@@ -66,6 +66,23 @@ def backward(
             deterministic,
         )
     return _presented(call, buffers)
+
+
+def _mma_is_deterministic(call: Call) -> bool:
+    """Whether mma's sums have a fixed order, or can be given one."""
+    problem, operands = call.problem, call.operands
+    if not operands.cu_seqlens_checked:
+        return False  # blocks take turns, and wrong cu_seqlens could let one wait for ever
+    full = (problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k)
+    shape = () if operands.bias is None else operands.bias.shape
+    summed = any(length == 1 < whole for length, whole in zip(shape, full, strict=False))
+    score_mod = operands.score_mod
+    floats = [] if score_mod is None else [p for p in score_mod.params.values() if _is_float(p)]
+    return not summed and not floats
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind not in "iub"
 
 
 def _statistics_shape(call: Call) -> tuple[int, ...]:
@@ -97,7 +114,7 @@ def _gradient_buffers(call: Call) -> GradientBuffers:
         else {
             name: xp.empty(param.shape, accumulator)
             for name, param in params.items()
-            if param.dtype.kind not in "iub"
+            if _is_float(param)
         },
     )
 

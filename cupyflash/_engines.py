@@ -8,12 +8,8 @@ from functools import partial
 from cupyflash._arrays import Place
 from cupyflash._cuda.device import describe, require_cupy
 from cupyflash._problem import Problem
-from cupyflash.errors import NoDeviceError, UnsupportedError
+from cupyflash.errors import EngineNeedsDeviceError, NoDeviceError, UnsupportedError
 from cupyflash.tiling import Tiling
-
-
-class _NoDeviceForEngineError(UnsupportedError, NoDeviceError):
-    """A GPU engine was named for host arrays on a machine that has no GPU: both are true."""
 
 
 def select(problem: Problem, place: Place, named: str | None) -> str:
@@ -55,7 +51,7 @@ def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
     try:
         require_cupy()
     except NoDeviceError:
-        return _NoDeviceForEngineError(message)
+        return EngineNeedsDeviceError(message)
     return UnsupportedError(message)
 
 

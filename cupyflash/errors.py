@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "NoDeviceError", "UnsupportedError"]
+__all__ = ["CompileError", "EngineNeedsDeviceError", "NoDeviceError", "UnsupportedError"]
 
 
 class UnsupportedError(NotImplementedError):
@@ -15,3 +15,7 @@ class CompileError(RuntimeError):
 
 class NoDeviceError(RuntimeError):
     """Device arrays or a GPU engine were asked for, and there is no usable GPU."""
+
+
+class EngineNeedsDeviceError(UnsupportedError, NoDeviceError):
+    """A GPU engine was named for host arrays, and there is no GPU: either name catches it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cupyflash._arrays import describe
 from cupyflash._options import Options
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ __all__ = ["Gradients", "SavedState"]
 Array = Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SavedState:
     """Inputs, output and softmax statistics of one forward call.
 
@@ -48,7 +49,17 @@ class SavedState:
     row_max: Array
     row_sum: Array
     options: Options
-    _call: Call = field(repr=False)
+    _call: Call
+
+    def __repr__(self) -> str:
+        names = ("q", "k", "v", "out", "row_max", "row_sum")
+        arrays = ", ".join(f"{name}: {describe(getattr(self, name))}" for name in names)
+        given = ", ".join(
+            f"{name}={_shown(value)}"
+            for name, value in self.options._asdict().items()
+            if value is not Options._field_defaults[name]
+        )
+        return f"SavedState({arrays}; {given or 'no options'})"
 
     @property
     def seed(self) -> Any:
@@ -61,6 +72,10 @@ class SavedState:
         xp = self._call.place.namespace
         with self._call.place.current(), np.errstate(divide="ignore"):
             return self.row_max + xp.log(self.row_sum)
+
+
+def _shown(value: Any) -> str:
+    return f"array of {describe(value)}" if hasattr(value, "shape") else repr(value)
 
 
 class Gradients(NamedTuple):

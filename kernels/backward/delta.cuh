@@ -1,11 +1,12 @@
 // D = rowsum(grad_out * out) - grad_lse, the part of the softmax's derivative that a whole row
-// shares (FlashAttention-2, Algorithm 2); and the gradient of the sinks, which needs D alone.
+// shares (FlashAttention-2, Algorithm 2).
 #pragma once
 
 #include "arch/convert.cuh"
 #include "attention/config.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/params.cuh"
+#include "backward/grad_sinks.cuh"
 
 namespace cupyflash {
 
@@ -54,36 +55,16 @@ __device__ void compute_delta(const BackwardParams& params) {
       sum == T(0) ? T(0) : delta;
 }
 
-/// grad_sink = -sum over rows of P(sink) * D: a sink is a key whose value is 0. One block a head,
-/// always adding in the same order.
 template <BackwardConfig config>
 __device__ void compute_grad_sinks(const BackwardParams& params) {
   using T = Accumulator<config.dtype>;
-  __shared__ T partial[32];
-  const Attention& attention = params.attention;
-  const int head = blockIdx.x;
-  const T sink = T(params.sinks[head * attention.sinks_stride]);
-  const int64 rows = (config.varlen ? 1 : int64(attention.batch)) * attention.seqlen_q;
-
-  T total = T(0);
-  for (int64 index = threadIdx.x; index < rows; index += blockDim.x) {
-    const int64 batch = index / attention.seqlen_q;
-    const int64 row = index % attention.seqlen_q;
+  sum_grad_sinks<T>(params, config.varlen, [&](int64 batch, int64 row, int head) {
+    const T sink = T(params.sinks[head * params.attention.sinks_stride]);
     const T sum = *statistic_at<T>(params.row_sum, params.row_sum_strides, batch, row, head);
     const T max = *statistic_at<T>(params.row_max, params.row_max_strides, batch, row, head);
     const T delta = *statistic_at<T>(params.delta, params.delta_strides, batch, row, head);
-    total -= exp_difference(sink, finite_shift(max)) * inverse_sum(sum) * delta;
-  }
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    total += __shfl_xor_sync(0xffffffffu, total, lanes);
-  }
-  if (LaneGrid::lane() == 0) partial[threadIdx.x / 32] = total;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  T sum = T(0);
-  for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) sum += partial[warp];
-  params.grad_sinks[head * params.grad_sinks_stride] = float(sum);
+    return exp_difference(sink, finite_shift(max)) * inverse_sum(sum) * delta;
+  });
 }
 
 }  // namespace cupyflash

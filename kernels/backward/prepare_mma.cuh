@@ -8,6 +8,7 @@
 #include "attention/online_softmax.cuh"
 #include "attention/params_mma.cuh"
 #include "attention/query_sums.cuh"
+#include "backward/grad_sinks.cuh"
 
 namespace cupyflash {
 
@@ -103,35 +104,16 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
   }
 }
 
-/// grad_sink = -sum over rows of P(sink) * D: a sink is a key whose value is 0. One block a head,
-/// always adding in the same order.
 template <MmaBackwardConfig config>
 __device__ void grad_sinks_mma(const MmaBackwardParams& params) {
-  __shared__ float partial[32];
   constexpr float log2e = 1.4426950408889634f;
-  const BackwardParams& common = params.common;
-  const Attention& attention = common.attention;
-  const int head = blockIdx.x;
-  const float sink = common.sinks[head * attention.sinks_stride] * log2e;
-  const int64 rows = (config.varlen ? 1 : int64(attention.batch)) * attention.seqlen_q;
-
-  float total = 0.0f;
-  for (int64 index = threadIdx.x; index < rows; index += blockDim.x) {
-    const int64 pair = index / attention.seqlen_q * attention.num_heads + head;
-    const int64 scratch = pair * params.rows + index % attention.seqlen_q;
-    const float* row = params.statistics + scratch * 3;
-    total -= exp2_hardware(sink - row[0]) * row[1] * row[2];
-  }
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    total += __shfl_xor_sync(0xffffffffu, total, lanes);
-  }
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = total;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  float sum = 0.0f;
-  for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) sum += partial[warp];
-  common.grad_sinks[head * common.grad_sinks_stride] = sum;
+  const Attention& attention = params.common.attention;
+  sum_grad_sinks<float>(params.common, config.varlen, [&](int64 batch, int64 row, int head) {
+    const float sink = params.common.sinks[head * attention.sinks_stride] * log2e;
+    const int64 scratch = (batch * attention.num_heads + head) * params.rows + row;
+    const float* statistics = params.statistics + scratch * 3;
+    return exp2_hardware(sink - statistics[0]) * statistics[1] * statistics[2];
+  });
 }
 
 /// dq = softmax_scale * sums.

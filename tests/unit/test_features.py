@@ -364,6 +364,15 @@ def test_saved_state_holds_inputs_options_and_statistics(engine, rng):
     assert same_bits(to_host(plain), to_host(out))
 
 
+def test_saved_state_shows_shapes_rather_than_numbers(engine, rng):
+    q = to_engine(engine, draw(rng, Shape(), "float32")["q"])
+    sinks = to_engine(engine, np.zeros(4, np.float32))
+    options = {"causal": True, "sinks": sinks, "engine": engine}
+    shown = repr(cupyflash.flash_attention_forward(q, q, q, **options)[1])
+    assert "q: shape (2, 37, 4, 24), dtype float32" in shown and "causal=True" in shown
+    assert "sinks=array of shape (4,), dtype float32" in shown and len(shown) < 500
+
+
 # --- varlen -------------------------------------------------------------------------------------
 
 
