@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("cupy", "chainer", "torch", "jax", "matplotlib", "tqdm", "onnx", "cuda")
+HEAVY = (
+    *("cupy", "cuda", "matplotlib", "tqdm", "onnx", "onnxruntime"),
+    *("chainer", "jax", "jaxlib", "numba", "spacy", "thinc", "torch"),
+)
 ALLOWED_SECONDS = 0.2
 TRIES = 5
 
