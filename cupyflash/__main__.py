@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 import cupyflash
-from cupyflash._cuda import cache, device, module
+from cupyflash._cuda import cache, device, module, tuned
 from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._demo.progress import progress
 from cupyflash._problem import Problem
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench_parser = add("bench", bench_command.bench, "time attention beside every installed peer")
     bench_command.add_arguments(bench_parser)
-    add("clear-cache", clear_cache, "delete the compiled kernels")
+    add("clear-cache", clear_cache, "delete the compiled kernels and remembered tilings")
     return parser
 
 
@@ -93,6 +93,7 @@ def info() -> None:
         "device": _device(),
         "engines": ", ".join(_usable_engines()),
         "cache": f"{cache.path()}: {_count(len(cache.entries()))}, {cache.size() / 1e6:.1f} MB",
+        "tuned": f"{_tilings(len(tuned.entries()))}, by python -m cupyflash bench --tune",
     }
     for name, value in rows.items():
         print(f"{name:<11} {value}")
@@ -138,6 +139,10 @@ def _count(kernels: int) -> str:
     return f"{kernels} kernel" + ("" if kernels == 1 else "s")
 
 
+def _tilings(number: int) -> str:
+    return f"{number} tiling" + ("" if number == 1 else "s")
+
+
 def demo(device: str | None) -> None:
     """Run the demo, which is imported for nothing else."""
     from cupyflash._demo.run import run_demo
@@ -173,10 +178,11 @@ def _common_problems(dtypes: list[str], head_dims: list[int]) -> Iterator[Proble
 
 
 def clear_cache() -> None:
-    """Delete the compiled kernels, and say how much that was."""
-    size = cache.size()
+    """Delete the compiled kernels and what tuning remembers, and say how much that was."""
+    size, tilings = cache.size(), len(tuned.entries())
     count = cache.clear()
-    print(f"removed {_count(count)}, {size / 1e6:.1f} MB, from {cache.path()}")
+    removed = f"{_count(count)}, {_tilings(tilings)}, {size / 1e6:.1f} MB"
+    print(f"removed {removed}, from {cache.path()}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from cupyflash._arrays import Place
@@ -63,13 +64,15 @@ def choose_tiling(
     if place.device_id is None:
         from cupyflash._numpy.tiles import default_tiling
 
-        return tiling or default_tiling(problem)
+        return replace(tiling or default_tiling(problem), origin="given" if tiling else "table")
+    from cupyflash._cuda import tuned
     from cupyflash._cuda.engines import PLANNERS
 
-    planned: Tiling = (
-        PLANNERS[engine].plan_forward(problem, describe(place.device_id), tiling).tiling
-    )
-    return planned
+    device = describe(place.device_id)
+    tile = tiling or tuned.find(engine, "forward", problem, device)
+    planned: Tiling = PLANNERS[engine].plan_forward(problem, device, tile).tiling
+    origin = "given" if tiling else "tuned" if tile else "table"
+    return replace(planned, origin=origin)
 
 
 def forward(engine: str) -> Callable[..., None]:

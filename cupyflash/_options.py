@@ -146,8 +146,8 @@ def tiling(value: Any) -> Tiling | None:
         return None
     if not isinstance(value, Tiling):
         raise TypeError(f"tiling must be a cupyflash.Tiling, got {type(value).__name__}")
-    for name, number in vars(value).items():
-        if integer(number, f"tiling.{name}") < 1:
+    for name in ("block_m", "block_n", "stages", "warps"):
+        if integer(getattr(value, name), f"tiling.{name}") < 1:
             raise ValueError(f"tiling.{name} must be >= 1, got {value}")
     return value
 

@@ -88,8 +88,9 @@ def flash_attention(
     engine : None, "numpy", "simt", "mma" or "wgmma", default None
         None = the best that supports the call.
     tiling : Tiling, optional
-        Tile sizes; None = chosen (see `choose_tiling`). The backward uses them too where they fit
-        its kernels.
+        Tile sizes; None = chosen (see `choose_tiling`), from what ``python -m cupyflash bench
+        --tune`` remembers for calls like this one, else from the engine's table. The backward
+        uses them too where they fit its kernels.
     out : array of out's shape and q's dtype, optional
         Where to write the result, any strides; returned itself.
 
@@ -352,6 +353,8 @@ def choose_tiling(
     device: int | None = None,
 ) -> Tiling:
     """Return the `Tiling` that `flash_attention` would use for these arguments.
+
+    Its ``origin`` says who chose it, and so does printing it.
 
     Parameters are those of `flash_attention`, and:
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cupyflash._cuda import tuned
 from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
 from cupyflash._cuda.device import describe, require_cupy
 from cupyflash._cuda.engines import PLANNERS
@@ -29,8 +30,8 @@ from cupyflash._cuda.params import (
 )
 from cupyflash._cuda.plan import BackwardPlan
 from cupyflash._cuda.plan_mma import MmaBackwardPlan
+from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, GradientBuffers, Operands, Problem
-from cupyflash.tiling import Tiling
 
 __all__ = ["BackwardLayout", "backward", "backward_params"]
 
@@ -102,7 +103,7 @@ def backward(
     engine: str,
     problem: Problem,
     operands: Operands,
-    tiling: Tiling | None,
+    tiling: Tile | None,
     out: Array,
     row_max: Array,
     row_sum: Array,
@@ -121,8 +122,8 @@ def backward(
         A key of `engines.PLANNERS` that serves the problem.
     problem, operands, out, row_max, row_sum
         As `forward` got and wrote them.
-    tiling : Tiling or None
-        That of the forward, used where it fits; None: chosen.
+    tiling : Tile or None
+        That of the forward, used where it fits; None: as in the forward.
     grad_out : array
         Gradient of out, in its shape and dtype, the last axis contiguous.
     grad_lse : array or None
@@ -219,12 +220,14 @@ def _prepare(
     engine: str,
     problem: Problem,
     device_id: int,
-    tiling: Tiling | None,
+    tiling: Tile | None,
     layout: BackwardLayout,
     deterministic: bool,
 ) -> _Prepared:
+    device = describe(device_id)
+    tiling = tiling or tuned.find(engine, "backward", problem, device)
     plan = PLANNERS[engine].plan_backward(
-        problem, describe(device_id), tiling, *layout.vector_bytes, deterministic
+        problem, device, tiling, *layout.vector_bytes, deterministic
     )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)

@@ -20,12 +20,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Cubin", "clear", "entries", "fetch", "key_of", "path", "save_failed", "size"]
+__all__ = [
+    "Cubin",
+    "clear",
+    "entries",
+    "fetch",
+    "key_of",
+    "path",
+    "replace",
+    "save_failed",
+    "size",
+]
 
 FORMAT = "cupyflash kernel 1"  # a new number here makes every stored kernel unknown
 _DIGEST_LINE = f"// {FORMAT}, sha256 of the cubin: "
 # Only such names are counted or deleted: the folder may hold the user's own files too.
-_OURS = re.compile(r"(\w+-[0-9a-f]{40}\.(cubin|cu)|[0-9a-f]{32}\.partial)")
+# The .json are tilings that `tuned` remembers.
+_OURS = re.compile(r"(\w+-[0-9a-f]{40}\.(cubin|cu|json)|[0-9a-f]{32}\.partial)")
 
 
 @dataclass(frozen=True)
@@ -152,8 +163,8 @@ def _store(file: Path, stub: str, data: bytes) -> bool:
     source = f"{_DIGEST_LINE}{hashlib.sha256(data).hexdigest()}\n{stub}"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        _replace(file.with_suffix(".cu"), source.encode())
-        _replace(file, data)
+        replace(file.with_suffix(".cu"), source.encode())
+        replace(file, data)
     except OSError as error:
         if _read(file) == data:  # another process was faster; Windows then refuses the rename
             return True
@@ -162,7 +173,7 @@ def _store(file: Path, stub: str, data: bytes) -> bool:
     return True
 
 
-def _replace(file: Path, data: bytes) -> None:
+def replace(file: Path, data: bytes) -> None:
     """Put a whole file in place at once, so that no reader ever sees a part of it."""
     temporary = file.with_name(f"{secrets.token_hex(16)}.partial")
     try:
@@ -179,7 +190,7 @@ def save_failed(source: str) -> Path | None:
     for folder in (path(), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _replace(folder / name, source.encode())
+            replace(folder / name, source.encode())
         except OSError:
             continue
         return folder / name

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cupyflash._cuda import tuned
 from cupyflash._cuda.device import describe, require_cupy
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
@@ -25,8 +26,8 @@ from cupyflash._cuda.params import (
     row_alignment,
     values_of,
 )
+from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, Operands, Problem
-from cupyflash.tiling import Tiling
 
 __all__ = ["ForwardLayout", "Prepared", "forward", "forward_params", "prepare"]
 
@@ -63,7 +64,7 @@ def forward(
     engine: str,
     problem: Problem,
     operands: Operands,
-    tiling: Tiling | None,
+    tiling: Tile | None,
     out: Array,
     row_max: Array | None,
     row_sum: Array | None,
@@ -78,8 +79,8 @@ def forward(
         A key of `engines.PLANNERS` that serves the problem.
     problem, operands : Problem, Operands
         What is asked; device arrays in canonical order.
-    tiling : Tiling or None
-        None: chosen.
+    tiling : Tile or None
+        None: the one that tuning remembers, else the engine's own choice.
     out : array ``(b, sq, h, dv)``, varlen ``(total_q, h, dv)``
         Any strides, the last axis contiguous.
     row_max, row_sum : array ``(b, h, sq)``, varlen ``(h, total_q)``, or None
@@ -114,7 +115,7 @@ def prepare(
     engine: str,
     problem: Problem,
     operands: Operands,
-    tiling: Tiling | None,
+    tiling: Tile | None,
     out: Array,
     row_max: Array | None,
     row_sum: Array | None,
@@ -149,9 +150,10 @@ def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.vo
 
 @lru_cache(maxsize=4096)
 def _prepare(
-    engine: str, problem: Problem, device_id: int, tiling: Tiling | None, layout: ForwardLayout
+    engine: str, problem: Problem, device_id: int, tiling: Tile | None, layout: ForwardLayout
 ) -> Prepared:
     device = describe(device_id)
+    tiling = tiling or tuned.find(engine, "forward", problem, device)
     plan = PLANNERS[engine].plan_forward(problem, device, tiling, *layout.vector_bytes)
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)

@@ -150,7 +150,7 @@ class MmaBackwardPlan:
 def plan_forward(
     problem: Problem,
     device: Device,
-    tiling: Tiling | None = None,
+    tiling: Tiling | MmaForwardTile | None = None,
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
 ) -> MmaForwardPlan:
@@ -160,7 +160,7 @@ def plan_forward(
     ----------
     problem, device : Problem, Device
         What is asked, and of which GPU.
-    tiling : Tiling, optional
+    tiling : Tiling or MmaForwardTile, optional
         Default: the first of the tile table that fits the device.
     vector_bytes, store_bytes : int, default 16
         A power of two that divides all addresses and strides of the inputs, and of the output.
@@ -172,11 +172,8 @@ def plan_forward(
         this engine's.
     """
     _check_problem(problem, device)
-    candidates: Iterable[MmaForwardTile] = FORWARD_TILES[_wider(problem)]
-    if tiling is not None:
-        _check_stages(tiling)
-        candidates = (MmaForwardTile(tiling.block_m, tiling.block_n, tiling.warps, 0, 1),)
-    tile = _choose(problem, device, candidates)
+    table = FORWARD_TILES[_wider(problem)]
+    tile = _choose(problem, device, table if tiling is None else (_given(tiling, table),))
     config = MmaForwardConfig(
         **_common(problem, vector_bytes, store_bytes, (problem.head_dim_v,)),
         block_m=tile.block_m,
@@ -200,7 +197,7 @@ def plan_forward(
 def plan_backward(
     problem: Problem,
     device: Device,
-    tiling: Tiling | None = None,
+    tiling: Tiling | MmaBackwardTile | None = None,
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
     deterministic: bool = False,
@@ -278,8 +275,22 @@ def _scratch(problem: Problem, block_m: int) -> Scratch:
 # The choice of a tile.
 
 
-def _splits(tiling: Tiling | None) -> tuple[MmaBackwardTile, ...]:
+def _given(tiling: Tiling | MmaForwardTile, table: tuple[MmaForwardTile, ...]) -> MmaForwardTile:
+    """Return a caller's tiling in the kernel's terms: as in the table where it stands there."""
+    if isinstance(tiling, MmaForwardTile):
+        return tiling
+    _check_stages(tiling)
+    sizes = tiling.block_m, tiling.block_n, tiling.warps
+    for tile in table:
+        if (tile.block_m, tile.block_n, tile.warps) == sizes:
+            return tile
+    return MmaForwardTile(*sizes, kept_steps=0, blocks=1)
+
+
+def _splits(tiling: Tiling | MmaBackwardTile | None) -> tuple[MmaBackwardTile, ...]:
     """Return the ways to share a caller's tiling among its warps."""
+    if isinstance(tiling, MmaBackwardTile):
+        return (tiling,)
     if tiling is None or tiling.stages != STAGES:
         return ()
     return tuple(

@@ -15,17 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import cupyflash
-from cupyflash._cuda.device import current, require_cupy
+from cupyflash._arrays import Place
+from cupyflash._cuda.cache import path
+from cupyflash._cuda.device import Device, current, require_cupy
 from cupyflash._cuda.engines import PLANNERS
+from cupyflash._engines import select
 from cupyflash.bench import report
-from cupyflash.bench.inputs import draw
+from cupyflash.bench.inputs import Inputs, draw
 from cupyflash.bench.peers import PEERS, Contender, Ours
 from cupyflash.bench.runner import Result, Stopwatch, race
 from cupyflash.bench.timing import device_milliseconds, extra_bytes, release
 from cupyflash.bench.torch_peers import ceiling_tflops
+from cupyflash.bench.tune import problem_of, tune_tiles
 from cupyflash.bench.workloads import (
     DIRECTIONS,
     HEAD_DIMS,
+    MASKS,
     SEQLENS,
     Shape,
     Workload,
@@ -33,6 +38,7 @@ from cupyflash.bench.workloads import (
     of_shapes,
     parse_shape,
 )
+from cupyflash.errors import UnsupportedError
 
 __all__ = ["add_arguments", "bench"]
 
@@ -62,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIRECTION",
         help="default: forward backward",
     )
+    add("--masks", type=str, choices=MASKS, default=MASKS, help="default: full causal")
     parser.add_argument(
         "--dtype",
         choices=("float16", "bfloat16", "float32"),
@@ -88,6 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH.png",
         help="draw PATH-forward.png, PATH-backward.png",
     )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="time our legal tiles in place of peers; later calls on this GPU use the fastest",
+    )
 
 
 def _positive(text: str) -> int:
@@ -107,7 +119,9 @@ def bench(
     plot_path: Path | None,
     head_dims: Sequence[int],
     seqlens: Sequence[int],
+    masks: Sequence[str],
     rounds: int,
+    tune: bool,
 ) -> None:
     """Time everybody on every workload and print a row as soon as it is known.
 
@@ -118,20 +132,26 @@ def bench(
     """
     if plot_path is not None and find_spec("matplotlib") is None:
         sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
+    if tune and (json_path or plot_path):
+        sys.exit("cupyflash: --tune prints a table and remembers; it has no --json and no --plot")
     gpu = current()
+    every = of_shapes(shapes, dtype) if shapes else grid(head_dims, seqlens, dtype)
+    workloads = [each for each in every if each.mask in masks]
+    stopwatch = Stopwatch(partial(device_milliseconds, rounds=rounds), extra_bytes)
+    if tune:
+        tune_all(workloads, directions, engine, gpu, stopwatch)
+        return
     contenders, left_out = present([Ours(engine), *chosen(peers)])
     for name, reason in left_out.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
     names = [each.name for each in contenders]
-    workloads = list(of_shapes(shapes, dtype)) if shapes else grid(head_dims, seqlens, dtype)
-    stopwatch = Stopwatch(partial(device_milliseconds, rounds=rounds), extra_bytes)
     ceiling = None if dtype == "float32" else ceiling_tflops(device_milliseconds)
     known = machine(gpu.name) | {"left_out": left_out, "dtype": dtype, "rounds": rounds}
     print(f"{gpu.name}: {dtype}, TFLOP/s; ratio, share of {_ceiling(ceiling)} and memory are ours")
     print(report.header(names))
     results: list[Result] = []
     for workload in workloads:
-        copies = [draw(workload) for _ in range(copies_beyond(gpu.l2_cache, workload))]
+        copies = drawn(gpu, workload)
         for direction in directions:
             found = race(workload, direction, contenders, copies, stopwatch)
             print(report.lines(found, names, ceiling), flush=True)
@@ -144,6 +164,32 @@ def bench(
             path = plot_path.with_name(f"{plot_path.stem}-{direction}{plot_path.suffix or '.png'}")
             report.figure(results, direction, f"{gpu.name}, {dtype}").savefig(path, dpi=150)
             print(f"plot: {path}")
+
+
+def tune_all(
+    workloads: Sequence[Workload],
+    directions: Sequence[str],
+    engine: str | None,
+    gpu: Device,
+    stopwatch: Stopwatch,
+) -> None:
+    """Tune the tiles of one engine, by default the fastest that serves the workload, for each."""
+    print(f"{gpu.name}: a speed-up is the default's time over a tile's; kept in {path()}")
+    for workload in workloads:
+        try:
+            serving = select(problem_of(workload), Place(gpu.id), engine)
+        except UnsupportedError as error:
+            print(f"{workload.name}: {error}", file=sys.stderr)
+            continue
+        copies = drawn(gpu, workload)
+        for direction in directions:
+            print(tune_tiles(workload, direction, serving, gpu, copies, stopwatch), flush=True)
+            release()
+
+
+def drawn(gpu: Device, workload: Workload) -> list[Inputs]:
+    """Return random inputs, as many as it takes to find none of them in the cache."""
+    return [draw(workload) for _ in range(copies_beyond(gpu.l2_cache, workload))]
 
 
 def chosen(names: Sequence[str]) -> list[Contender]:

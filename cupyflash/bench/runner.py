@@ -60,8 +60,8 @@ def race(
     workload : Workload
     direction : "forward" or "backward"
     contenders : sequence of Contender
-        Ours first: dk and dv are compared with those of the first that is right; out and dq, of
-        which rows can be had for little, with dense attention in float64.
+        Ours first: everything is compared with what the first that is right returns, and some
+        rows of out or dq, which can be had for little, with dense attention in float64.
     copies : sequence of Inputs
         Every call takes the next, so that the second level cache holds none of it.
     stopwatch : Stopwatch
@@ -107,18 +107,17 @@ class _Judge:
     def __init__(self, workload: Workload, direction: str, inputs: Inputs) -> None:
         self.workload = workload
         self.rows = reference_rows(workload, inputs)[DIRECTIONS.index(direction)]
-        self.whole: Sequence[Any] | None = None  # dk and dv of the first that was right
+        self.whole: Sequence[Any] | None = None  # of the first that was right
 
     def check(self, arrays: Sequence[Any]) -> None:
         """Raise ArithmeticError if `arrays`, (out,) or (dq, dk, dv), are wrong."""
-        first, *rest = arrays
         tolerance = TOLERANCE[self.workload.dtype]
-        expected = [self.rows, *(rest if self.whole is None else self.whole)]
-        error = disagreement([sampled(self.workload, first), *rest], expected)
+        expected = [self.rows, *(arrays if self.whole is None else self.whole)]
+        error = disagreement([sampled(self.workload, arrays[0]), *arrays], expected)
         if not error <= tolerance:
             raise ArithmeticError(f"wrong by {error:.2g} of the norm, {tolerance:g} is allowed")
         if self.whole is None:
-            self.whole = rest
+            self.whole = arrays
 
 
 def _rotated(works: Sequence[Work]) -> Work:

@@ -7,9 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-__all__ = ["DIRECTIONS", "HEAD_DIMS", "SEQLENS", "Workload", "grid", "of_shapes", "parse_shape"]
+__all__ = [
+    "DIRECTIONS",
+    "HEAD_DIMS",
+    "MASKS",
+    "SEQLENS",
+    "Workload",
+    "grid",
+    "of_shapes",
+    "parse_shape",
+]
 
 DIRECTIONS = ("forward", "backward")
+MASKS = ("full", "causal")
 HEAD_DIMS = (64, 128, 256)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 _HIDDEN = 2048  # num_heads * head_dim
@@ -50,8 +60,12 @@ class Workload:
         heads = str(self.num_heads)
         if self.num_heads_kv != self.num_heads:
             heads += f"/{self.num_heads_kv}"
-        kind = "causal" if self.causal else "full"
-        return f"{self.batch} x {seqlen} x {heads} x {self.head_dim} {kind}"
+        return f"{self.batch} x {seqlen} x {heads} x {self.head_dim} {self.mask}"
+
+    @property
+    def mask(self) -> str:
+        """Return one of `MASKS`."""
+        return MASKS[self.causal]
 
     @property
     def scores(self) -> int:

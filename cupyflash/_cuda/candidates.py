@@ -1,0 +1,70 @@
+"""Which tiles `bench --tune` tries: a few dozen for an engine and a problem, all of them legal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.engines import PLANNERS
+from cupyflash._cuda.tiles_mma import (
+    BACKWARD_TILES,
+    FORWARD_TILES,
+    MmaBackwardTile,
+    MmaForwardTile,
+    bucket,
+)
+from cupyflash._cuda.tuned import Tile
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+from cupyflash.tiling import Tiling
+
+__all__ = ["candidates"]
+
+_WARPS = 8  # of a multiprocessor, in one block or two: then a thread can have 255 registers
+
+
+def candidates(engine: str, direction: str, problem: Problem, device: Device) -> list[Tile]:
+    """Return tiles that `engine` plans for `problem`, each another kernel, none the default's."""
+    plan = getattr(PLANNERS[engine], f"plan_{direction}")
+    seen = {plan(problem, device).stub}
+    tiles = []
+    for tile in _GRIDS.get((engine, direction), _tilings)(problem):
+        try:
+            stub = plan(problem, device, tile).stub
+        except UnsupportedError:
+            continue
+        if stub not in seen:
+            seen.add(stub)
+            tiles.append(tile)
+    return tiles
+
+
+def _tilings(problem: Problem) -> Iterator[Tile]:
+    """Sizes in the terms of the public interface, for engines without a grid of their own."""
+    rows, columns = (32, 64, 128), (16, 32, 64, 128)
+    for block_m, block_n, stages, warps in product(rows, columns, (1, 2), (4, 8)):
+        yield Tiling(block_m, block_n, stages, warps)
+
+
+def _mma_forward(problem: Problem) -> Iterator[Tile]:
+    """16 or 32 rows a warp; nothing, half or all of Q in registers, or as much as in the table."""
+    steps = bucket(problem.head_dim) // 16
+    table = FORWARD_TILES[bucket(max(problem.head_dim, problem.head_dim_v))]
+    kept_steps = sorted({0, steps // 2, steps, *(tile.kept_steps for tile in table)})
+    for warps, rows, block_n, kept in product((4, 8), (16, 32), (16, 32, 64), kept_steps):
+        yield MmaForwardTile(warps * rows, block_n, warps, kept, _WARPS // warps)
+
+
+def _mma_backward(problem: Problem) -> Iterator[Tile]:
+    """Every way to share a tile among 4 or 8 warps."""
+    yield from BACKWARD_TILES[bucket(max(problem.head_dim, problem.head_dim_v))]
+    splits = ((4, 1), (2, 2), (8, 1), (4, 2), (2, 4))
+    for block_m, block_n, (keys, queries) in product((32, 64, 128), (32, 64, 128), splits):
+        yield MmaBackwardTile(block_m, block_n, keys, queries, _WARPS // (keys * queries))
+
+
+_GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {
+    ("mma", "forward"): _mma_forward,
+    ("mma", "backward"): _mma_backward,
+}
