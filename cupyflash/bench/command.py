@@ -162,7 +162,8 @@ def bench(
     if plot_path is not None:
         for direction in directions:
             path = plot_path.with_name(f"{plot_path.stem}-{direction}{plot_path.suffix or '.png'}")
-            report.figure(results, direction, f"{gpu.name}, {dtype}").savefig(path, dpi=150)
+            title = f"{gpu.name}, {dtype}, {known['date'][:10]}"
+            report.figure(results, direction, title).savefig(path, dpi=110)
             print(f"plot: {path}")
 
 

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Any
 
 from cupyflash.bench.runner import Result
+from cupyflash.bench.workloads import MASKS, Workload
 
-__all__ = ["best_peer", "figure", "header", "lines", "ratio", "table", "to_json"]
+__all__ = [
+    "LABELS",
+    "best_peer",
+    "figure",
+    "from_json",
+    "header",
+    "lines",
+    "ratio",
+    "table",
+    "to_json",
+]
 
 OURS = "cupyflash"
+LABELS = {  # what a contender's name means to somebody who has not read `peers`
+    "naive-cupy": "naive CuPy",
+    "materialised": "cuBLAS and softmax",
+    "torch-flash": "FlashAttention-2",
+    "torch-cudnn": "cuDNN",
+    "fa3": "FlashAttention-3",
+    "fa4": "FlashAttention-4",
+    "cudnn-frontend": "cuDNN's front end",
+}
 _NONE = "-"
 
 
@@ -107,6 +127,17 @@ def to_json(
     return {**machine, "ceiling_tflops": ceiling, "rows": rows}
 
 
+def from_json(content: Mapping[str, Any]) -> list[Result]:
+    """Return the results that `to_json` has written."""
+    return [
+        Result(
+            Workload(**{each.name: row[each.name] for each in fields(Workload)}),
+            **{each.name: row[each.name] for each in fields(Result) if each.name != "workload"},
+        )
+        for row in content["rows"]
+    ]
+
+
 def figure(results: Sequence[Result], direction: str, title: str) -> Any:
     """Draw TFLOP/s over length: a panel for each head_dim, full and causal, a line a contender.
 
@@ -122,8 +153,8 @@ def figure(results: Sequence[Result], direction: str, title: str) -> Any:
     head_dims = sorted({each.workload.head_dim for each in finished})
     kinds = sorted({each.workload.causal for each in finished})
     rows, columns = max(1, len(kinds)), max(1, len(head_dims))
-    drawing = Figure(figsize=(1 + 3.6 * columns, 0.8 + 2.8 * rows), layout="constrained")
-    panels = drawing.subplots(rows, columns, squeeze=False)
+    drawing = Figure(figsize=(0.8 + 2.9 * columns, 1.3 + 2.3 * rows), layout="constrained")
+    panels = drawing.subplots(rows, columns, squeeze=False, sharey=True)
     for row, causal in zip(panels, kinds, strict=False):
         for axes, head_dim in zip(row, head_dims, strict=False):
             panel = [
@@ -132,11 +163,17 @@ def figure(results: Sequence[Result], direction: str, title: str) -> Any:
                 if (each.workload.head_dim, each.workload.causal) == (head_dim, causal)
             ]
             _draw(axes, panel, contenders)
-            axes.set_title(f"head_dim {head_dim}, {'causal' if causal else 'full'}", fontsize=9)
-    drawing.suptitle(f"{title}: {direction}")
+            axes.set_title(f"head_dim {head_dim}, {MASKS[causal]}", fontsize=9)
+    drawing.suptitle(f"Attention {direction}: {title}", fontsize=11)
+    drawing.supylabel("TFLOP/s (higher is faster; causal counts as half)", fontsize=9)
+    for axes in panels[-1]:
+        axes.set_xlabel("sequence length", fontsize=9)
+    panels[0][0].set_ylim(bottom=0)  # of all panels, once everything is drawn
     if contenders:
+        lines, names = panels[0][0].get_legend_handles_labels()
+        labels = [LABELS.get(name, name) for name in names]
         drawing.legend(
-            *panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8
+            lines, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False
         )
     return drawing
 
@@ -147,15 +184,17 @@ def _draw(axes: Any, panel: Sequence[Result], contenders: Sequence[str]) -> None
             (each.workload.seqlen_q, each.tflops) for each in panel if each.contender == name
         )
         lengths, speeds = [x for x, _ in points], [y for _, y in points]
-        width = 2.2 if name == OURS else 1.2
+        width = 2.4 if name == OURS else 1.2
         axes.plot(lengths, speeds, "o-", ms=3, lw=width, color=f"C{number}", label=name)
     lengths = sorted({each.workload.seqlen_q for each in panel})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(each) for each in lengths], fontsize=8)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seqlen", fontsize=8)
-    axes.set_ylabel("TFLOP/s", fontsize=8)
+    axes.set_xticks(lengths, [_short(each) for each in lengths])
+    axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
+
+
+def _short(length: int) -> str:
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
 
 
 def _ours(results: Sequence[Result]) -> Result | None:

@@ -68,7 +68,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(command, "extra_bytes", lambda work: 1000)
     monkeypatch.setattr(command, "ceiling_tflops", lambda time: 800.0)
     monkeypatch.setattr(command, "release", lambda: None)
-    monkeypatch.setattr(command, "machine", lambda device: {"device": device})
+    monkeypatch.setattr(command, "machine", lambda device: {"device": device, "date": "2026-11-30"})
 
 
 @pytest.mark.usefixtures("fake_gpu")

@@ -1,0 +1,124 @@
+"""Publish a run of ``python -m cupyflash bench --json RUN.json``: ``publish_bench.py RUN.json``.
+
+Writes docs/benchmarks/CARD.json and two plots, and the table between the marks in README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from statistics import geometric_mean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "benchmarks"
+BEGIN, END = "<!-- benchmark: by scripts/publish_bench.py -->", "<!-- end of benchmark -->"
+
+sys.path.insert(0, str(ROOT))
+from cupyflash.bench.report import LABELS, OURS, best_peer, figure, from_json, races  # noqa: E402
+from cupyflash.bench.runner import Result  # noqa: E402
+from cupyflash.bench.workloads import DIRECTIONS, MASKS  # noqa: E402
+
+FLASH = "torch-flash"
+
+
+def main(run: Path) -> None:
+    """Publish one run."""
+    content = json.loads(run.read_text(encoding="utf-8"))
+    content["command"] = without_folders(content["command"])
+    name = file_name(content)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1) + "\n"
+    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+    results = from_json(content)
+    for direction in DIRECTIONS:
+        title = f"{content['device']}, {content['dtype']}, {content['date'][:10]}"
+        drawing = figure(results, direction, title)
+        drawing.savefig(FOLDER / f"{name}-{direction}.png", dpi=110)
+    readme = ROOT / "README.md"
+    before, _, after = split(readme.read_text(encoding="utf-8"))
+    readme.write_text(f"{before}{section(content)}{after}", encoding="utf-8")
+
+
+def file_name(content: dict[str, Any]) -> str:
+    """Return the card's name as that of a file: one run a card is kept."""
+    return re.sub(r"\W+", "-", content["device"].lower())
+
+
+def without_folders(command: str) -> str:
+    """Return a command without the folders of the machine where it ran."""
+    return " ".join(PurePath(word).name if "/" in word else word for word in command.split())
+
+
+def split(readme: str) -> tuple[str, str, str]:
+    """Return what is before, between and after the marks; the marks are not between."""
+    before, rest = readme.split(f"{BEGIN}\n")
+    between, after = rest.split(END)
+    return f"{before}{BEGIN}\n", between, f"{END}{after}"
+
+
+def section(content: dict[str, Any]) -> str:
+    """Return the Markdown between the marks."""
+    results, name = from_json(content), file_name(content)
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    lines = [
+        f"One {content['device']}, {content['dtype']}, {content['date'][:10]}, {versions}."
+        f" {facts(results)} `{content['command']}` measures it on your card; every figure is in"
+        f" [docs/benchmarks/{name}.json](docs/benchmarks/{name}.json).",
+        "",
+        *table(results),
+        "",
+        *(f"![{each}](docs/benchmarks/{name}-{each}.png)" for each in DIRECTIONS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def facts(results: Sequence[Result]) -> str:
+    """Say how far ahead of FlashAttention-2 we are, in both directions."""
+    parts = []
+    for direction in DIRECTIONS:
+        ratios = []
+        for race in races([each for each in results if each.direction == direction]):
+            times = {each.contender: each.milliseconds for each in race}
+            mine, other = times.get(OURS), times.get(FLASH)
+            if mine and other:
+                ratios.append(other / mine)
+        if ratios:
+            mean = geometric_mean(ratios)
+            parts.append(f"{direction} {min(ratios):.2f} to {max(ratios):.2f} (mean {mean:.2f})")
+    return f"Times {LABELS[FLASH]}'s speed: {', '.join(parts)}." if parts else ""
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """Return a row for each direction, head_dim and mask, and a column for each length."""
+    cells: dict[tuple[int, int, bool], dict[int, str]] = {}
+    for race in races(results):
+        workload = race[0].workload
+        row = (DIRECTIONS.index(race[0].direction), workload.head_dim, workload.causal)
+        cells.setdefault(row, {})[workload.seqlen_q] = cell(race)
+    lengths = sorted({length for row in cells.values() for length in row})
+    lines = [
+        f"| TFLOP/s: ours / {LABELS[FLASH]} / best peer | {' | '.join(map(str, lengths))} |",
+        f"|{'---|' * (1 + len(lengths))}",
+    ]
+    for (direction, head_dim, causal), row in sorted(cells.items()):
+        kind = f"{DIRECTIONS[direction]}, d {head_dim}, {MASKS[causal]}"
+        lines.append(f"| {kind} | {' | '.join(row.get(each, '') for each in lengths)} |")
+    return lines
+
+
+def cell(race: Sequence[Result]) -> str:
+    """Return ours, FlashAttention-2's and the best peer's speed, with the latter's name."""
+    speeds = {each.contender: each.tflops for each in race if each.tflops}
+    best = best_peer(race)
+    found = [f"{speeds[name]:.0f}" if name in speeds else "-" for name in (OURS, FLASH)]
+    if best is not None and best.contender != FLASH:
+        found.append(f"{best.tflops:.0f} {LABELS.get(best.contender, best.contender)}")
+    return " / ".join(found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""The benchmark in README.md is that of docs/benchmarks, and what the script makes of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupyflash.bench.report import from_json, to_json
+from cupyflash.bench.runner import Result
+from cupyflash.bench.workloads import grid
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def publish() -> Any:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import publish_bench
+    finally:
+        sys.path.pop(0)
+    return publish_bench
+
+
+def made_up() -> dict[str, Any]:
+    results = []
+    for workload in grid([64], [512, 1024], "bfloat16"):
+        for direction in ("forward", "backward"):
+            flops = workload.flops(direction)
+            results += [
+                Result(workload, direction, "cupyflash", flops / 4e11, 1),
+                Result(workload, direction, "torch-flash", flops / 2e11, 1),
+                Result(workload, direction, "fa3", flops / 5e11, 1),
+                Result(workload, direction, "fa4", error="no kernel"),
+            ]
+    machine = {
+        "device": "NVIDIA H200",
+        "dtype": "bfloat16",
+        "date": "2026-11-30T00:00:00+00:00",
+        "versions": {"torch": "2.11.0"},
+        "command": "python -m cupyflash bench --json /some/where/a.json",
+    }
+    return to_json(results, machine)
+
+
+def test_json_comes_back() -> None:
+    content = json.loads(json.dumps(made_up()))
+    machine = {name: value for name, value in content.items() if name != "rows"}
+    assert to_json(from_json(content), machine) == content
+
+
+def test_readme_shows_the_published_run(publish: Any) -> None:
+    _, between, _ = publish.split((ROOT / "README.md").read_text(encoding="utf-8"))
+    runs = [json.loads(file.read_text("utf-8")) for file in publish.FOLDER.glob("*.json")]
+    assert between in [publish.section(run) for run in runs]
+    for run in runs:
+        for direction in ("forward", "backward"):
+            plot = publish.FOLDER / f"{publish.file_name(run)}-{direction}.png"
+            assert plot.stat().st_size < 200_000
+
+
+def test_a_run_is_published(publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+    (tmp_path / "run.json").write_text(json.dumps(made_up()))
+    (tmp_path / "README.md").write_text(f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n")
+    publish.main(tmp_path / "run.json")
+    names = ["nvidia-h200-backward.png", "nvidia-h200-forward.png", "nvidia-h200.json"]
+    assert sorted(file.name for file in (tmp_path / "docs").iterdir()) == names
+    assert "/some" not in (tmp_path / "docs" / "nvidia-h200.json").read_text()
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "forward 2.00 to 2.00 (mean 2.00), backward 2.00" in text
+    cell = "400 / 200 / 500 FlashAttention-3"
+    assert f"| backward, d 64, causal | {cell} | {cell} |" in text
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [
+        "| forward, d 64, full",
+        "| forward, d 64, causal",
+        "| backward, d 64, full",
+        "| backward, d 64, causal",
+    ]
