@@ -40,6 +40,7 @@ class Problem:
     extras: frozenset[str] = frozenset()
     masks: int = 0  # arrays of `Operands.masks`
     bias_dtype: str | None = None
+    bias_shape: tuple[int, ...] = ()  # 4 axes, 1 where it is broadcast
     # Extents of all masks and the block mask together, 1 along axes where they all are broadcast;
     # () without any, and for varlen.
     mask_shape: tuple[int, ...] = ()

@@ -108,6 +108,7 @@ def bind(
         extras=frozenset(extras),
         masks=len(masks),
         bias_dtype=None if bias is None else FLOAT_DTYPES[bias.dtype],
+        bias_shape=() if bias is None else tuple(bias.shape),
         mask_shape=mask_shape(extras, scores),
     )
     cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)

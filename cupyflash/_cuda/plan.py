@@ -44,7 +44,10 @@ __all__ = [
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 LEAST_CAPABILITY = (7, 5)
-SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
+SUPPORTED_FEATURES = frozenset(
+    {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
+    | {"mask", "block_mask", "bias", "dropout"}
+)
 
 _LANE_ROWS, _LANE_COLS = 4, 8  # of a warp: LaneGrid in kernels/tile/lanes.cuh
 _MAX_WARPS = 8  # 256 threads can have 255 registers each
@@ -97,13 +100,14 @@ class BackwardPlan:
     dkdv: KernelLaunch
     dq: KernelLaunch
     grad_sinks: KernelLaunch | None
+    grad_bias: KernelLaunch | None
     tile_maps: tuple[TileMap, ...]  # of dq, of dk and dv
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
         maps = (tile_map.launch for tile_map in self.tile_maps)
-        launches = (*maps, self.delta, self.dkdv, self.dq)
-        return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
+        optional = (launch for launch in (self.grad_bias, self.grad_sinks) if launch is not None)
+        return (*maps, self.delta, self.dkdv, self.dq, *optional)
 
     @cached_property
     def stub(self) -> str:
@@ -114,13 +118,15 @@ class BackwardPlan:
             entry_point(self.dkdv, params, "key_gradient_simt<config_dkdv>"),
             entry_point(self.dq, params, "query_gradient_simt<config_dq>"),
         ]
+        if self.grad_bias is not None:
+            entries.append(entry_point(self.grad_bias, params, "bias_gradient_simt<config_dq>"))
         if self.grad_sinks is not None:
             entries.append(entry_point(self.grad_sinks, params, "compute_grad_sinks<config_dq>"))
         configs = ("config_dq", "config_dkdv")
         for tile_map, config in zip(self.tile_maps, configs, strict=False):
             entries.append(tile_map.entry_point(params, config))
         return stub(
-            "backward/kernel_simt.cuh",
+            "backward/kernel_simt.cuh" if self.grad_bias is None else "backward/bias_simt.cuh",
             size_assertion("BackwardParams", BACKWARD_PARAMS),
             constant(self.config_dkdv, "config_dkdv"),
             constant(self.config_dq, "config_dq"),
@@ -231,8 +237,19 @@ def plan_backward(
             "cupyflash_dq", query_tiles, 32 * queries.warps, _query_bytes(problem, queries)
         ),
         grad_sinks,
+        _grad_bias(problem, queries),
         tuple(found for found in maps if found is not None),
     )
+
+
+def _grad_bias(problem: Problem, tile: SimtTile) -> KernelLaunch | None:
+    """Return the launch of one block a tile of the bias: `BiasTile` in bias_simt.cuh."""
+    if not problem.bias_shape:
+        return None
+    batch, heads, rows, cols = problem.bias_shape
+    blocks = batch * heads * -(-rows // tile.resident) * -(-cols // tile.streamed)
+    shared_memory = _query_bytes(problem, tile)
+    return kernel_launch("cupyflash_grad_bias", blocks, 32 * tile.warps, shared_memory)
 
 
 # Sizes of the structs in kernels/attention/storage.cuh; the stub asserts that they agree.

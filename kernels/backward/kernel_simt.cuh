@@ -3,7 +3,6 @@
 // Nothing is added from two blocks, so results are the same bits in every run.
 #pragma once
 
-#include "attention/visible_tiles.cuh"
 #include "backward/delta.cuh"
 #include "backward/mainloop_dkdv_simt.cuh"
 #include "backward/mainloop_dq_simt.cuh"
@@ -60,7 +59,10 @@ __device__ void key_gradient_simt(const BackwardParams& params) {
          statistic_row<const T>(params.row_sum, params.row_sum_strides, sequence, head),
          statistic_row<const T>(params.delta, params.delta_strides, sequence, head),
          params.row_max_strides.row, params.row_sum_strides.row, params.delta_strides.row,
-         Score<config>(params, sequence, head)},
+         Score<config>(params, sequence, head), ElementMask<config>(params, sequence, head),
+         Dropout<config>(params, sequence, head),
+         query_tile_states<config>(params, params.key_visibility, sequence.batch, head,
+                                   tile.first_row / config.block_n)},
         grad_key, grad_value);
   }
   Shape::store(key_rows<Output>(params.grad_key, params.grad_key_strides, sequence, tile.head, dim),
@@ -70,55 +72,76 @@ __device__ void key_gradient_simt(const BackwardParams& params) {
       tile.first_row, sequence.seqlen_k, grad_value, T(1));
 }
 
+/// Statistics of the lane's rows of a query tile. Queries that do not exist get P = 0.
 template <BackwardConfig config>
-__device__ void query_gradient_simt(const BackwardParams& params) {
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  auto& storage = *reinterpret_cast<QueryGradientStorage<config>*>(shared_memory);
+__device__ auto read_statistics(const BackwardParams& params, const Sequence& sequence, int head,
+                                int first_row) {
   using Mainloop = QueryGradientMainloop<config>;
   using Shape = typename Mainloop::Shape;
   using T = typename Shape::T;
-  using Output = Element<config.dtype>;
-  using Input = const Output;
-
-  const Attention& attention = params.attention;
-  const TileIndex tile = locate_tile<config.varlen, config.window, false, config.block_m>(
-      params, blockIdx.x, attention.num_heads);
-  const Sequence& sequence = tile.sequence;
-  if (tile.first_row >= sequence.seqlen_q) return;
-  const int head = tile.head;
-  const int head_kv = head / attention.group_size;
-  const int dim = attention.head_dim;
-  const int dim_v = attention.head_dim_v;
-
   const T* row_max = statistic_row<const T>(params.row_max, params.row_max_strides, sequence, head);
   const T* row_sum = statistic_row<const T>(params.row_sum, params.row_sum_strides, sequence, head);
   const T* delta = statistic_row<const T>(params.delta, params.delta_strides, sequence, head);
   typename Mainloop::Statistics statistics;
 #pragma unroll
   for (int i = 0; i < Shape::rows; ++i) {
-    const int64 row = tile.first_row + Shape::lane_row() + i * LaneGrid::rows;
+    const int64 row = first_row + Shape::lane_row() + i * LaneGrid::rows;
     const bool exists = row < sequence.seqlen_q;
     statistics.shift[i] = exists ? finite_shift(row_max[row * params.row_max_strides.row]) : T(0);
     statistics.inverse_sum[i] =
         exists ? inverse_sum(row_sum[row * params.row_sum_strides.row]) : T(0);
     statistics.delta[i] = exists ? delta[row * params.delta_strides.row] : T(0);
   }
+  return statistics;
+}
 
-  const Mainloop mainloop{
-      storage,
-      query_rows<Input>(params.query, params.query_strides, sequence, head, dim),
-      query_rows<Input>(params.grad_out, params.grad_out_strides, sequence, head, dim_v),
-      key_rows<Input>(params.key, params.key_strides, sequence, head_kv, dim),
-      key_rows<Input>(params.value, params.value_strides, sequence, head_kv, dim_v),
-      visible_band<config.window>(attention, sequence),
-      Score<config>(params, sequence, head),
-      tile.first_row};
+/// The loop over the key tiles of a query tile.
+template <BackwardConfig config>
+__device__ QueryGradientMainloop<config> query_mainloop(const BackwardParams& params,
+                                                        QueryGradientStorage<config>& storage,
+                                                        const Sequence& sequence, int head,
+                                                        int first_row) {
+  using Input = const Element<config.dtype>;
+  const Attention& attention = params.attention;
+  const int head_kv = head / attention.group_size;
+  const int dim = attention.head_dim;
+  const int dim_v = attention.head_dim_v;
+  return {storage,
+          query_rows<Input>(params.query, params.query_strides, sequence, head, dim),
+          query_rows<Input>(params.grad_out, params.grad_out_strides, sequence, head, dim_v),
+          key_rows<Input>(params.key, params.key_strides, sequence, head_kv, dim),
+          key_rows<Input>(params.value, params.value_strides, sequence, head_kv, dim_v),
+          visible_band<config.window>(attention, sequence),
+          Score<config>(params, sequence, head),
+          ElementMask<config>(params, sequence, head),
+          Dropout<config>(params, sequence, head),
+          key_tile_states<config>(params, params.visibility, sequence.batch, head,
+                                  first_row / config.block_m),
+          first_row};
+}
+
+template <BackwardConfig config>
+__device__ void query_gradient_simt(const BackwardParams& params) {
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  auto& storage = *reinterpret_cast<QueryGradientStorage<config>*>(shared_memory);
+  using Shape = typename QueryGradientMainloop<config>::Shape;
+  using T = typename Shape::T;
+
+  const Attention& attention = params.attention;
+  const TileIndex tile = locate_tile<config.varlen, config.window, false, config.block_m>(
+      params, blockIdx.x, attention.num_heads);
+  const Sequence& sequence = tile.sequence;
+  if (tile.first_row >= sequence.seqlen_q) return;
+
+  const auto statistics = read_statistics<config>(params, sequence, tile.head, tile.first_row);
+  const auto mainloop =
+      query_mainloop<config>(params, storage, sequence, tile.head, tile.first_row);
   typename Shape::KeySums grad_query;
   grad_query.fill(T(0));
   mainloop.run(statistics, grad_query);
-  Shape::store(
-      query_rows<Output>(params.grad_query, params.grad_query_strides, sequence, head, dim),
-      tile.first_row, sequence.seqlen_q, grad_query, T(attention.softmax_scale));
+  Shape::store(query_rows<Element<config.dtype>>(params.grad_query, params.grad_query_strides,
+                                                 sequence, tile.head, attention.head_dim),
+               tile.first_row, sequence.seqlen_q, grad_query, T(attention.softmax_scale));
 }
 
 }  // namespace cupyflash

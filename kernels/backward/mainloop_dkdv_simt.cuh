@@ -34,6 +34,9 @@ struct KeyGradientMainloop {
     int64 row_sum_stride;
     int64 delta_stride;
     ScoreOf score;
+    ElementMask<config> mask;
+    Dropout<config> dropout;
+    TileStates<config.visibility> tiles;  // of queries
   };
 
   __device__ void load_keys(const Rows& key, const Rows& value) const {
@@ -53,7 +56,8 @@ struct KeyGradientMainloop {
     const Range warp_queries = transposed.seen_by_any(warp_keys);
     const Range unmasked_queries = transposed.seen_by_all(warp_keys);
 
-    for (int m = query_tiles.begin; m < query_tiles.end; ++m) {
+    for (int m = head.tiles.next(query_tiles.begin, query_tiles.end); m < query_tiles.end;
+         m = head.tiles.next(m + 1, query_tiles.end)) {
       const int first_query = m * config.block_m;
       const Range tile_queries = {first_query, first_query + config.block_m};
       __syncthreads();  // the previous tile is no longer read
@@ -63,7 +67,8 @@ struct KeyGradientMainloop {
       Shape::wait_for_loads();
       if (warp_queries.meets(tile_queries)) {
         const bool masked = !unmasked_queries.covers(tile_queries);
-        differentiate(head.score, first_query, masked, grad_key, grad_value);
+        const bool tested = !config.visibility || head.tiles.mixed(m);
+        differentiate(head, first_query, masked, tested, grad_key, grad_value);
       }
     }
   }
@@ -82,7 +87,7 @@ struct KeyGradientMainloop {
     }
   }
 
-  __device__ void differentiate(const ScoreOf& score, int first_query, bool masked,
+  __device__ void differentiate(const Head& head, int first_query, bool masked, bool tested,
                                 typename Shape::KeySums& grad_key,
                                 typename Shape::ValueSums& grad_value) const {
     const auto& statistics = storage.statistics;
@@ -91,6 +96,11 @@ struct KeyGradientMainloop {
 
     typename Shape::Scores gradients;  // dP^T
     multiply_rows(gradients, storage.value, Shape::lane_row(), storage.grad_out);
+    LaneBits kept;
+    if constexpr (config.dropout) {
+      kept = kept_elements<true, Shape::rows, Shape::cols>(head.dropout, lane_key, lane_query);
+      Shape::drop(gradients, kept, head.dropout.keep_factor);
+    }
     typename Shape::Scores scores;
     multiply_rows(scores, storage.key, Shape::lane_row(), storage.query);
 #pragma unroll
@@ -98,21 +108,25 @@ struct KeyGradientMainloop {
       const T delta = statistics.delta[LaneGrid::col() + j * LaneGrid::cols];
 #pragma unroll
       for (int i = 0; i < Shape::rows; ++i) {
-        Shape::score_pair(score, scores.at[i][j], gradients.at[i][j], delta,
+        Shape::score_pair(head.score, scores.at[i][j], gradients.at[i][j], delta,
                           lane_query + j * LaneGrid::cols, lane_key + i * LaneGrid::rows);
       }
     }
     if (masked) apply_mask(scores, band.transposed(), lane_key, lane_query);
+    if constexpr (ElementMask<config>::given) {
+      if (tested) apply_element_mask<true>(scores, head.mask, lane_key, lane_query);
+    }
 #pragma unroll
     for (int j = 0; j < Shape::cols; ++j) {
       const T shift = statistics.shift[LaneGrid::col() + j * LaneGrid::cols];
       const T inverse = statistics.inverse_sum[LaneGrid::col() + j * LaneGrid::cols];
 #pragma unroll
       for (int i = 0; i < Shape::rows; ++i) {
-        scores.at[i][j] = exp_difference(scores.at[i][j], shift) * inverse;  // P^T
-        gradients.at[i][j] *= scores.at[i][j];                               // dS^T
+        scores.at[i][j] = exp_difference(scores.at[i][j], shift) * inverse;               // P^T
+        gradients.at[i][j] = Shape::score_gradient(scores.at[i][j], gradients.at[i][j]);  // dS^T
       }
     }
+    if constexpr (config.dropout) Shape::drop(scores, kept, head.dropout.keep_factor);
     Shape::share(storage.transposed_scores, scores);
     Shape::accumulate(grad_value, storage.transposed_scores, storage.grad_out);
     Shape::share(storage.transposed_scores, gradients);

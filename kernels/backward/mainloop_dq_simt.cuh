@@ -22,6 +22,9 @@ struct QueryGradientMainloop {
   Rows value;
   Band band;
   Score<config> score;
+  ElementMask<config> mask;
+  Dropout<config> dropout;
+  TileStates<config.visibility> tiles;  // of keys
   int first_query;
 
   /// Statistics of the lane's rows, ready to use.
@@ -34,6 +37,17 @@ struct QueryGradientMainloop {
   __device__ void run(const Statistics& statistics, typename Shape::KeySums& grad_query) const {
     const Range tile_queries = {first_query, first_query + config.block_m};
     const Range key_tiles = tiles_of(band.seen_by_any(tile_queries), config.block_n);
+    visit<true>(statistics, key_tiles, [&](const typename Shape::Scores& gradients) {
+      Shape::share(storage.scores, gradients);
+      Shape::accumulate(grad_query, storage.scores, storage.key);
+    });
+  }
+
+  /// Calls `use` with dS of each key tile; by_product: as far as softmax_scale * product, else as
+  /// far as the bias.
+  template <bool by_product, class Use>
+  __device__ void visit(const Statistics& statistics, const Range& key_tiles,
+                        const Use& use) const {
     const Range valid_keys = band.seen_by_any({0, band.rows});
     const int warp_query = first_query + Shape::warp_row();
     const Range warp_queries = {warp_query, warp_query + Shape::warp_rows};
@@ -44,7 +58,8 @@ struct QueryGradientMainloop {
     const Range valid_queries = band.transposed().seen_by_any({0, band.cols});
     Shape::load(storage.query, query, first_query, valid_queries);
     Shape::load(storage.grad_out, grad_out, first_query, valid_queries);
-    for (int n = key_tiles.begin; n < key_tiles.end; ++n) {
+    for (int n = tiles.next(key_tiles.begin, key_tiles.end); n < key_tiles.end;
+         n = tiles.next(n + 1, key_tiles.end)) {
       const int first_key = n * config.block_n;
       const Range tile_keys = {first_key, first_key + config.block_n};
       __syncthreads();  // the previous tile is no longer read
@@ -52,41 +67,52 @@ struct QueryGradientMainloop {
       Shape::load(storage.value, value, first_key, valid_keys);
       Shape::wait_for_loads();
       if (warp_keys.meets(tile_keys)) {
-        differentiate(statistics, first_key, !unmasked_keys.covers(tile_keys), grad_query);
+        const bool masked = !unmasked_keys.covers(tile_keys);
+        const bool tested = !config.visibility || tiles.mixed(n);
+        typename Shape::Scores gradients;
+        differentiate<by_product>(statistics, first_key, masked, tested, gradients);
+        use(gradients);
       }
     }
   }
 
  private:
+  template <bool by_product>
   __device__ void differentiate(const Statistics& statistics, int first_key, bool masked,
-                                typename Shape::KeySums& grad_query) const {
+                                bool tested, typename Shape::Scores& gradients) const {
     const int lane_query = first_query + Shape::lane_row();
     const int lane_key = first_key + LaneGrid::col();
 
-    typename Shape::Scores gradients;  // dP
-    multiply_rows(gradients, storage.grad_out, Shape::lane_row(), storage.value);
+    multiply_rows(gradients, storage.grad_out, Shape::lane_row(), storage.value);  // dP
+    if constexpr (config.dropout) {
+      const LaneBits kept =
+          kept_elements<false, Shape::rows, Shape::cols>(dropout, lane_query, lane_key);
+      Shape::drop(gradients, kept, dropout.keep_factor);
+    }
     typename Shape::Scores scores;
     multiply_rows(scores, storage.query, Shape::lane_row(), storage.key);
 #pragma unroll
     for (int i = 0; i < Shape::rows; ++i) {
 #pragma unroll
       for (int j = 0; j < Shape::cols; ++j) {
-        Shape::score_pair(score, scores.at[i][j], gradients.at[i][j], statistics.delta[i],
-                          lane_query + i * LaneGrid::rows, lane_key + j * LaneGrid::cols);
+        Shape::template score_pair<by_product>(score, scores.at[i][j], gradients.at[i][j],
+                                               statistics.delta[i], lane_query + i * LaneGrid::rows,
+                                               lane_key + j * LaneGrid::cols);
       }
     }
     if (masked) apply_mask(scores, band, lane_query, lane_key);
+    if constexpr (ElementMask<config>::given) {
+      if (tested) apply_element_mask<false>(scores, mask, lane_query, lane_key);
+    }
 #pragma unroll
     for (int i = 0; i < Shape::rows; ++i) {
 #pragma unroll
       for (int j = 0; j < Shape::cols; ++j) {
         const T probability =
             exp_difference(scores.at[i][j], statistics.shift[i]) * statistics.inverse_sum[i];
-        gradients.at[i][j] *= probability;  // dS
+        gradients.at[i][j] = Shape::score_gradient(probability, gradients.at[i][j]);  // dS
       }
     }
-    Shape::share(storage.scores, gradients);
-    Shape::accumulate(grad_query, storage.scores, storage.key);
   }
 };
 

@@ -6,6 +6,7 @@
 #include "attention/online_softmax.cuh"
 #include "attention/score.cuh"
 #include "attention/storage.cuh"
+#include "attention/visible_tiles.cuh"
 #include "tile/multiply_simt.cuh"
 #include "tile/store.cuh"
 
@@ -62,16 +63,36 @@ struct BackwardShape {
     T ones[rows];
 #pragma unroll
     for (int i = 0; i < rows; ++i) ones[i] = T(1);
-    accumulate_product<working_registers>(sums, ones, left, lane_row(), right);
+    accumulate_product<working_registers, config.hides()>(sums, ones, left, lane_row(), right);
+  }
+
+  /// What dropout makes of P, and of dP.
+  __device__ static void drop(Scores& values, const LaneBits& kept, T keep_factor) {
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+#pragma unroll
+      for (int j = 0; j < cols; ++j) {
+        T& value = values.at[i][j];
+        value = kept.at(i * cols + j) ? value * keep_factor : T(0);
+      }
+    }
   }
 
   /// Products to scores; the gradients of the scores as far as the row statistics go in by
   /// themselves: (dP - D) * d score / d (softmax_scale * product), still to be multiplied by P.
-  template <class ScoreOf>
+  /// Not by_product: d score / d bias in its place.
+  template <bool by_product = true, class ScoreOf>
   __device__ static void score_pair(const ScoreOf& score, T& product, T& gradient, T delta,
                                     int query_index, int key_index) {
-    gradient = (gradient - delta) * score.derivative(product);
+    gradient -= delta;
+    if constexpr (by_product) gradient *= score.derivative(product);
     product = score.value(product, query_index, key_index);
+  }
+
+  /// dS from P and what score_pair made of dP, which may be NaN where masks hide.
+  __device__ static T score_gradient(T probability, T gradient) {
+    if (config.hides() && probability == T(0)) return T(0);
+    return gradient * probability;
   }
 
   template <class Sums>

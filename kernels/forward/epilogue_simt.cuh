@@ -28,6 +28,7 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
           state.softmax.add_sink(i, T(params.sinks[tile.head * params.attention.sinks_stride]));
     }
     factor *= inverse_sum(state.softmax.row_sum[i]);
+    if constexpr (config.dropout) factor *= T(params.attention.keep_factor);
     store_row<config.store_width>(out, row, state.sums.at[i], factor);
     if (LaneGrid::col() != 0) continue;
     if (row_max != nullptr) row_max[row * params.row_max_strides.row] = state.softmax.row_max[i];

@@ -1,7 +1,6 @@
 // Forward, one thread block a (query tile, head, batch).
 #pragma once
 
-#include "attention/visible_tiles.cuh"
 #include "forward/epilogue_simt.cuh"
 
 namespace cupyflash {
@@ -30,6 +29,10 @@ __device__ void forward_simt(const ForwardParams& params) {
                        head_kv, attention.head_dim_v),
       visible_band<config.window>(attention, sequence),
       Score<config>(params, sequence, tile.head),
+      ElementMask<config>(params, sequence, tile.head),
+      Dropout<config>(params, sequence, tile.head),
+      key_tile_states<config>(params, params.visibility, sequence.batch, tile.head,
+                              tile.first_row / config.block_m),
       tile.first_row};
   ForwardState<config> state;
   mainloop.run(state);

@@ -11,6 +11,7 @@
 #include "attention/online_softmax.cuh"
 #include "attention/score.cuh"
 #include "attention/storage.cuh"
+#include "attention/visible_tiles.cuh"
 #include "tile/multiply_simt.cuh"
 
 namespace cupyflash {
@@ -48,7 +49,10 @@ struct ForwardMainloop {
   Elements value;
   Band band;
   Score<config> score;
-  int first_query;  // of the tile
+  ElementMask<config> mask;
+  Dropout<config> dropout;
+  TileStates<config.visibility> tiles;  // of keys
+  int first_query;                      // of the tile
 
   template <class Tile>
   __device__ void load(Tile& tile, const Elements& source, int first_row, Range valid) const {
@@ -76,8 +80,9 @@ struct ForwardMainloop {
 
     state.sums.fill(T(0));
     load(storage.query, query, first_query, {0, band.rows});
-    load(storage.key, key, key_tiles.begin * config.block_n, valid_keys);
-    for (int n = key_tiles.begin; n < key_tiles.end; ++n) {
+    int n = tiles.next(key_tiles.begin, key_tiles.end);
+    load(storage.key, key, n * config.block_n, valid_keys);
+    while (n < key_tiles.end) {
       const Range tile_keys = {n * config.block_n, (n + 1) * config.block_n};
       const bool active = warp_keys.meets(tile_keys);  // the same in all lanes
       T correction[Shape::rows];
@@ -85,13 +90,15 @@ struct ForwardMainloop {
       wait_for_loads();
       load(storage.value, value, tile_keys.begin, valid_keys);
       if (active) {
-        attend(state, correction, tile_keys.begin, !unmasked_keys.covers(tile_keys));
+        attend(state, correction, tile_keys.begin, !unmasked_keys.covers(tile_keys),
+               !config.visibility || tiles.mixed(n));
       }
       wait_for_loads();
-      if (n + 1 < key_tiles.end) load(storage.key, key, tile_keys.end, valid_keys);
+      n = tiles.next(n + 1, key_tiles.end);
+      if (n < key_tiles.end) load(storage.key, key, n * config.block_n, valid_keys);
       if (active) {
-        accumulate_product<working_registers>(state.sums, correction, storage.probabilities,
-                                              lane_row(), storage.value);
+        accumulate_product<working_registers, config.hides()>(
+            state.sums, correction, storage.probabilities, lane_row(), storage.value);
       }
     }
     state.softmax.finish();
@@ -105,7 +112,7 @@ struct ForwardMainloop {
 
   /// S = score(Q K^T), then P = exp(S - m) into shared memory.
   __device__ void attend(ForwardState<config>& state, T (&correction)[Shape::rows], int first_key,
-                         bool masked) const {
+                         bool masked, bool tested) const {
     Fragment<T, Shape::rows, Shape::cols> scores;
     multiply_rows(scores, storage.query, lane_row(), storage.key);
     const int lane_query = first_query + lane_row();
@@ -121,7 +128,21 @@ struct ForwardMainloop {
     // One branch a tile, the same in all lanes of a warp; a second copy of the loop would only
     // fill the instruction cache.
     if (masked) apply_mask(scores, band, lane_query, lane_key);
+    if constexpr (ElementMask<config>::given) {
+      if (tested) apply_element_mask<false>(scores, mask, lane_query, lane_key);
+    }
     state.softmax.update(scores, correction);
+    if constexpr (config.dropout) {
+      const LaneBits kept =
+          kept_elements<false, Shape::rows, Shape::cols>(dropout, lane_query, lane_key);
+#pragma unroll
+      for (int i = 0; i < Shape::rows; ++i) {
+#pragma unroll
+        for (int j = 0; j < Shape::cols; ++j) {
+          if (!kept.at(i * Shape::cols + j)) scores.at[i][j] = T(0);
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < Shape::rows; ++i) {
       T* row = storage.probabilities.row(lane_row() + i * LaneGrid::rows) + LaneGrid::col();

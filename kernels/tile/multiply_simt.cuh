@@ -48,8 +48,30 @@ __device__ void multiply_rows(Fragment<T, rows, cols>& scores, const Left& left,
   }
 }
 
+/// Sets vectors of `right` to 0 where the lane's rows of `left`, `stride` apart times
+/// LaneGrid::rows, are all 0: 0 * NaN would be NaN.
+template <int rows, class T, int width, int groups>
+__device__ void clear_unused(Vector<T, width> (&right)[width][groups], const T* left, int stride) {
+  bool used[width] = {};
+#pragma unroll
+  for (int i = 0; i < rows; ++i) {
+    const Vector<T, width> a = read_vector(left + i * LaneGrid::rows * stride);
+#pragma unroll
+    for (int v = 0; v < width; ++v) used[v] = used[v] || a[v] != T(0);
+  }
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) {
+#pragma unroll
+      for (int c = 0; c < width; ++c) right[v][g][c] = used[v] ? right[v][g][c] : T(0);
+    }
+  }
+}
+
 /// Columns [first_group, first_group + groups) of accumulate_product.
-template <int first_group, int groups, class T, int rows, int cols, class Left, class Right>
+template <bool skips, int first_group, int groups, class T, int rows, int cols, class Left,
+          class Right>
 __device__ void accumulate_groups(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
                                   const Left& left, int first_row, const Right& right) {
   constexpr int width = widest<T>;
@@ -69,6 +91,7 @@ __device__ void accumulate_groups(Fragment<T, rows, cols>& sums, const T (&scale
         b[v][g] = read_vector(right_col + (n + v) * Right::stride + g * group_stride);
       }
     }
+    if constexpr (skips) clear_unused<rows>(b, left_row + n, Left::stride);
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       const Vector<T, width> a = read_vector(left_row + i * LaneGrid::rows * Left::stride + n);
@@ -91,14 +114,15 @@ __device__ void accumulate_groups(Fragment<T, rows, cols>& sums, const T (&scale
   }
 }
 
-template <int first_group, int group_limit, class T, int rows, int cols, class Left, class Right>
+template <bool skips, int first_group, int group_limit, class T, int rows, int cols, class Left,
+          class Right>
 __device__ void accumulate_from(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
                                 const Left& left, int first_row, const Right& right) {
   constexpr int remaining = cols / widest<T> - first_group;
   if constexpr (remaining > 0) {
     constexpr int groups = remaining < group_limit ? remaining : group_limit;
-    accumulate_groups<first_group, groups>(sums, scale, left, first_row, right);
-    accumulate_from<first_group + groups, group_limit>(sums, scale, left, first_row, right);
+    accumulate_groups<skips, first_group, groups>(sums, scale, left, first_row, right);
+    accumulate_from<skips, first_group + groups, group_limit>(sums, scale, left, first_row, right);
   }
 }
 
@@ -109,8 +133,10 @@ __device__ void accumulate_from(Fragment<T, rows, cols>& sums, const T (&scale)[
 /// on its own before it joins `sums`: the rounding error then grows with the number of tiles
 /// instead of the number of keys, and the rescaling costs no instruction of its own.
 /// `working_registers` bounds what that product and the vectors of `right` take, column groups
-/// being taken in turn.
-template <int working_registers, class T, int rows, int cols, class Left, class Right>
+/// being taken in turn. With `skips`, a row of `right` may hold NaN where all rows of `left` that
+/// the lane has are 0.
+template <int working_registers, bool skips = false, class T, int rows, int cols, class Left,
+          class Right>
 __device__ void accumulate_product(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
                                    const Left& left, int first_row, const Right& right) {
   constexpr int width = widest<T>;
@@ -119,7 +145,7 @@ __device__ void accumulate_product(Fragment<T, rows, cols>& sums, const T (&scal
       working_registers > group_registers ? working_registers / group_registers : 1;
   static_assert(Left::cols == Right::rows && Right::cols == cols * LaneGrid::cols);
   static_assert(cols % widest<T> == 0 && Right::rows % widest<T> == 0);
-  accumulate_from<0, group_limit>(sums, scale, left, first_row, right);
+  accumulate_from<skips, 0, group_limit>(sums, scale, left, first_row, right);
 }
 
 }  // namespace cupyflash
