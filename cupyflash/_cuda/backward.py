@@ -9,14 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda import tuned
-from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
-from cupyflash._cuda.device import describe, require_cupy
-from cupyflash._cuda.engines import PLANNERS
-from cupyflash._cuda.launch import Launcher
-from cupyflash._cuda.module import load
-from cupyflash._cuda.params import (
-    BACKWARD_PARAMS,
-    BACKWARD_POINTERS,
+from cupyflash._cuda.arguments import (
     OptionalLayout,
     ScoreLayout,
     Strides,
@@ -24,10 +17,15 @@ from cupyflash._cuda.params import (
     alignment,
     fill,
     optional_addresses,
-    pointers_of,
     row_alignment,
     values_of,
 )
+from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
+from cupyflash._cuda.device import describe, require_cupy
+from cupyflash._cuda.engines import PLANNERS
+from cupyflash._cuda.launch import Launcher
+from cupyflash._cuda.module import load
+from cupyflash._cuda.params import BACKWARD_PARAMS, BACKWARD_POINTERS, pointers_of
 from cupyflash._cuda.plan import BackwardPlan
 from cupyflash._cuda.plan_mma import MmaBackwardPlan
 from cupyflash._cuda.tuned import Tile

@@ -9,23 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda import tuned
-from cupyflash._cuda.device import describe, require_cupy
-from cupyflash._cuda.engines import PLANNERS
-from cupyflash._cuda.launch import Launcher
-from cupyflash._cuda.module import load
-from cupyflash._cuda.params import (
-    FORWARD_PARAMS,
-    FORWARD_POINTERS,
+from cupyflash._cuda.arguments import (
     OptionalLayout,
     Strides,
     address,
     alignment,
     fill,
     optional_addresses,
-    pointers_of,
     row_alignment,
     values_of,
 )
+from cupyflash._cuda.device import describe, require_cupy
+from cupyflash._cuda.engines import PLANNERS
+from cupyflash._cuda.launch import Launcher
+from cupyflash._cuda.module import load
+from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, Operands, Problem
 

@@ -7,7 +7,6 @@ text of the stub that instantiates its kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -27,7 +26,19 @@ from cupyflash._cuda.kernel import (
     tile_map_of,
 )
 from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
-from cupyflash._cuda.tiles_simt import BACKWARD_TILES, FORWARD_TILES, SimtTile, bucket
+from cupyflash._cuda.tiles_simt import (
+    BACKWARD_TILES,
+    FORWARD_TILES,
+    MAX_CHANGED_SCORES,
+    SimtTile,
+    accumulator_bytes,
+    bucket,
+    choose_tile,
+    forward_bytes,
+    key_bytes,
+    query_bytes,
+    tiles_for,
+)
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -49,10 +60,6 @@ SUPPORTED_FEATURES = frozenset(
     | {"mask", "block_mask", "bias", "dropout"}
 )
 
-_LANE_ROWS, _LANE_COLS = 4, 8  # of a warp: LaneGrid in kernels/tile/lanes.cuh
-_MAX_WARPS = 8  # 256 threads can have 255 registers each
-_MAX_SUM_REGISTERS = 128  # of one lane
-_MAX_SCORE_REGISTERS = 64
 _DELTA_THREADS = 256
 _SINKS_THREADS = 256
 
@@ -162,12 +169,12 @@ def plan_forward(
     """
     check_lengths(problem)
     wide = problem.head_dim_v
-    candidates = _table(problem, FORWARD_TILES)
+    candidates = tiles_for(problem, FORWARD_TILES, MAX_CHANGED_SCORES)
     if tiling is not None:
         if tiling.stages != 1:
             raise UnsupportedError(f"the simt engine has stages=1 only, got tiling={tiling}")
         candidates = _given(tiling)
-    tile = _choose(problem, device, candidates, _forward_bytes, wide)
+    tile = choose_tile(problem, device, candidates, forward_bytes, wide)
     config = ForwardConfig(
         **_common(problem, device, tile.resident, tile.streamed, tile.warps),
         load_width=_width(problem, vector_bytes, problem.head_dim, problem.head_dim_v),
@@ -175,7 +182,7 @@ def plan_forward(
         sinks="sinks" in problem.extras,
     )
     rows = row_tiles(problem, problem.seqlen_q, tile.resident) * problem.num_heads
-    shared_memory = _forward_bytes(problem, tile)
+    shared_memory = forward_bytes(problem, tile)
     launch = kernel_launch("cupyflash_forward", rows, 32 * tile.warps, shared_memory)
     visible = tile_map_of(problem, config.block_m, config.block_n)
     return ForwardPlan("simt", _tiling(config), config, launch, visible)
@@ -203,14 +210,14 @@ def plan_backward(
     }
     both = bucket(problem.head_dim) + bucket(problem.head_dim_v)
 
-    table = _table(problem, BACKWARD_TILES)
+    table = tiles_for(problem, BACKWARD_TILES, MAX_CHANGED_SCORES // 2)
     candidates = (*_given(tiling, keys_stay=True), *table)
-    keys = _choose(problem, device, candidates, _key_bytes, both)
+    keys = choose_tile(problem, device, candidates, key_bytes, both)
     config_dkdv = BackwardConfig(
         **_common(problem, device, keys.streamed, keys.resident, keys.warps), **widths
     )
     candidates = (*_given(tiling), *table)
-    queries = _choose(problem, device, candidates, _query_bytes, problem.head_dim)
+    queries = choose_tile(problem, device, candidates, query_bytes, problem.head_dim)
     config_dq = BackwardConfig(
         **_common(problem, device, queries.resident, queries.streamed, queries.warps), **widths
     )
@@ -232,9 +239,9 @@ def plan_backward(
         config_dkdv,
         config_dq,
         kernel_launch("cupyflash_delta", -(-rows * 32 // _DELTA_THREADS), _DELTA_THREADS),
-        kernel_launch("cupyflash_dkdv", key_tiles, 32 * keys.warps, _key_bytes(problem, keys)),
+        kernel_launch("cupyflash_dkdv", key_tiles, 32 * keys.warps, key_bytes(problem, keys)),
         kernel_launch(
-            "cupyflash_dq", query_tiles, 32 * queries.warps, _query_bytes(problem, queries)
+            "cupyflash_dq", query_tiles, 32 * queries.warps, query_bytes(problem, queries)
         ),
         grad_sinks,
         _grad_bias(problem, queries),
@@ -248,44 +255,8 @@ def _grad_bias(problem: Problem, tile: SimtTile) -> KernelLaunch | None:
         return None
     batch, heads, rows, cols = problem.bias_shape
     blocks = batch * heads * -(-rows // tile.resident) * -(-cols // tile.streamed)
-    shared_memory = _query_bytes(problem, tile)
+    shared_memory = query_bytes(problem, tile)
     return kernel_launch("cupyflash_grad_bias", blocks, 32 * tile.warps, shared_memory)
-
-
-# Sizes of the structs in kernels/attention/storage.cuh; the stub asserts that they agree.
-
-
-def _itemsize(problem: Problem) -> int:
-    return ITEMSIZE[problem.accumulator_dtype]
-
-
-def _operand_bytes(problem: Problem) -> int:
-    """Bytes of one q or k row together with one v or out row, padding included."""
-    padding = 2 * VECTOR_BYTES
-    return _itemsize(problem) * (bucket(problem.head_dim) + bucket(problem.head_dim_v)) + padding
-
-
-def _score_bytes(problem: Problem, tile: SimtTile) -> int:
-    return _itemsize(problem) * tile.resident * (tile.streamed + 8)
-
-
-def _forward_bytes(problem: Problem, tile: SimtTile) -> int:
-    query = _itemsize(problem) * bucket(problem.head_dim) + VECTOR_BYTES
-    key_value = _operand_bytes(problem)
-    return tile.resident * query + tile.streamed * key_value + _score_bytes(problem, tile)
-
-
-def _query_bytes(problem: Problem, tile: SimtTile) -> int:
-    operands = (tile.resident + tile.streamed) * _operand_bytes(problem)
-    return operands + _score_bytes(problem, tile)
-
-
-def _key_bytes(problem: Problem, tile: SimtTile) -> int:
-    statistics = 3 * _itemsize(problem) * tile.streamed
-    return _query_bytes(problem, tile) + statistics
-
-
-# The choice of a tile.
 
 
 def _given(tiling: Tiling | None, *, keys_stay: bool = False) -> tuple[SimtTile, ...]:
@@ -295,61 +266,6 @@ def _given(tiling: Tiling | None, *, keys_stay: bool = False) -> tuple[SimtTile,
     block_m, block_n = tiling.block_m, tiling.block_n
     sizes = (block_n, block_m) if keys_stay else (block_m, block_n)
     return (SimtTile(*sizes, tiling.warps),)
-
-
-def _table(
-    problem: Problem, table: dict[tuple[int, int], tuple[SimtTile, ...]]
-) -> tuple[SimtTile, ...]:
-    return table[_itemsize(problem), bucket(max(problem.head_dim, problem.head_dim_v))]
-
-
-def _choose(
-    problem: Problem,
-    device: Device,
-    candidates: tuple[SimtTile, ...],
-    size: Callable[[Problem, SimtTile], int],
-    summed_dim: int,
-) -> SimtTile:
-    """Return the first tile that fits.
-
-    `size` gives the shared memory of a tile, `summed_dim` the columns that are summed up in
-    registers.
-    """
-    complaint = None
-    for tile in candidates:
-        complaint = _complaint(problem, device, tile, size(problem, tile), summed_dim)
-        if complaint is None:
-            return tile
-    raise UnsupportedError(
-        f"tiles of {tile.resident} by {tile.streamed} in {tile.warps} warps do not fit the simt"
-        f" engine for {problem.dtype}, head_dim {problem.head_dim}, head_dim_v"
-        f" {problem.head_dim_v} on {device.name}: {complaint}. Give tiling=None or smaller blocks."
-    )
-
-
-def _complaint(
-    problem: Problem, device: Device, tile: SimtTile, shared_memory: int, summed_dim: int
-) -> str | None:
-    """Return the limit that a tile breaks, if it breaks one."""
-    resident, streamed, warps = tile.resident, tile.streamed, tile.warps
-    if not 1 <= warps <= _MAX_WARPS:
-        return f"warps must be 1 to {_MAX_WARPS}"
-    if resident < 1 or resident % (_LANE_ROWS * warps):
-        return f"{resident} rows must be a positive multiple of {_LANE_ROWS} * warps"
-    if streamed < 1 or streamed % _LANE_COLS:
-        return f"{streamed} columns must be a positive multiple of {_LANE_COLS}"
-    rows, cols = resident // (_LANE_ROWS * warps), streamed // _LANE_COLS
-    words = _itemsize(problem) // 4
-    sums = words * rows * bucket(summed_dim) // _LANE_COLS
-    if sums > _MAX_SUM_REGISTERS:
-        return f"sums would take {sums} registers a thread, more than {_MAX_SUM_REGISTERS}"
-    if words * rows * cols > _MAX_SCORE_REGISTERS:
-        scores = words * rows * cols
-        return f"scores would take {scores} registers a thread, more than {_MAX_SCORE_REGISTERS}"
-    limit = device.shared_memory_per_block_optin
-    if shared_memory > limit:
-        return f"{shared_memory} bytes of shared memory are needed and {limit} allowed"
-    return None
 
 
 # What a configuration and a launch are made of.
@@ -380,7 +296,9 @@ def _width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
 
 def _store_width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
     """Return the same for stores: at most the columns that a lane has next to each other."""
-    return math.gcd(_width(problem, vector_bytes, *head_dims), VECTOR_BYTES // _itemsize(problem))
+    return math.gcd(
+        _width(problem, vector_bytes, *head_dims), VECTOR_BYTES // accumulator_bytes(problem)
+    )
 
 
 def _tiling(config: ForwardConfig | BackwardConfig) -> Tiling:

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from cupyflash._cuda import params, tiles_simt
+from cupyflash._cuda import arguments, params, tiles_simt
 from cupyflash._cuda.config import BackwardConfig, ForwardConfig
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan import plan_backward, plan_forward
@@ -195,8 +195,8 @@ def test_configurations_have_the_fields_of_the_header(config: type) -> None:
 
 
 def test_alignment() -> None:
-    assert params.alignment([0, 256]) == 16
-    assert params.alignment([24]) == 8
-    assert params.alignment([-4]) == 4
-    assert params.row_alignment(16, [(1024, 256, 4)]) == 16
-    assert params.row_alignment(16, [(1024, 36, 4)]) == 4
+    assert arguments.alignment([0, 256]) == 16
+    assert arguments.alignment([24]) == 8
+    assert arguments.alignment([-4]) == 4
+    assert arguments.row_alignment(16, [(1024, 256, 4)]) == 16
+    assert arguments.row_alignment(16, [(1024, 36, 4)]) == 4
