@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.frameworks.conftest import ON_GPU
 from tests.memory import to_host
 from tests.reference import attention_varlen
 from tests.tolerance import assert_close
@@ -31,17 +31,6 @@ from cupyflash.thinc import FlashAttention, MultiHeadAttention, TransformerEncod
 LENGTHS = [5, 0, 17, 1]
 BOUNDS = np.cumsum([0, *LENGTHS], dtype=np.int32)
 HEADS, HEADS_KV, DIM = 4, 2, 8
-
-
-def has_gpu() -> bool:
-    if importlib.util.find_spec("cupy") is None:
-        return False
-    import cupy
-
-    return bool(cupy.cuda.is_available())
-
-
-ON_GPU = [pytest.mark.cuda, pytest.mark.skipif(not has_gpu(), reason="no GPU")]
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=ON_GPU)])
