@@ -18,6 +18,7 @@ from tests.tolerance import assert_close
 pytest.importorskip("jax", reason="JAX is not installed")
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 from jax.test_util import check_grads
 
@@ -127,7 +128,9 @@ def test_half_precision(rng, mode, dtype):
 
 
 def test_double_precision_by_finite_differences(rng, mode):
-    with jax.enable_x64(True):
+    # Older versions have it elsewhere.
+    enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
+    with enable_x64(True):
         arrays = [jnp.asarray(x, "float64") for x in inputs(rng)]
         attend = partial(flash_attention, causal=True, return_lse=True)
         assert attend(*arrays)[1].dtype == "float64"
