@@ -129,7 +129,7 @@ def test_half_precision(rng, mode, dtype):
 
 def test_double_precision_by_finite_differences(rng, mode):
     # Older versions have it elsewhere.
-    enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     with enable_x64(True):
         arrays = [jnp.asarray(x, "float64") for x in inputs(rng)]
         attend = partial(flash_attention, causal=True, return_lse=True)
