@@ -10,13 +10,14 @@ beyond one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import cupy
 import numpy as np
 
-from cupyflash import flash_attention_backward, flash_attention_forward
+from cupyflash import BlockMask, flash_attention_backward, flash_attention_forward
 from cupyflash import flash_attention_varlen_forward as varlen_forward
 from cupyflash.errors import UnsupportedError
 
@@ -27,7 +28,6 @@ SHAPES = (  # sq, sk, h, hk, d, dv: more than one tile, ragged ends; racecheck t
     (65, 70, 1, 1, 59, 37),
     (40, 70, 1, 1, 256, 128),
 )
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": (20, 0)})
 
 
 def main() -> None:
@@ -47,18 +47,40 @@ def main() -> None:
         )
         cu_seqlens_q = cupy.asarray([0, 3, 3, seqlen_q - 1], "int32")
         cu_seqlens_k = cupy.asarray([0, 0, 30, seqlen_k - 2], "int32")
-        for options in OPTIONS:
+        packed = (query[0], key[0], value[0], cu_seqlens_q, cu_seqlens_k)
+        for options in changes(heads, seqlen_q, seqlen_k):
             try:
                 _, saved = flash_attention_forward(query, key, value, engine=engine, **options)
                 flash_attention_backward(grad_out, saved, dlse=cupy.ones_like(saved.lse))
-                packed = (query[0], key[0], value[0], cu_seqlens_q, cu_seqlens_k)
+                calls += 2
+                if "block_mask" in options:
+                    continue
+                options = {name: several(x) for name, x in options.items()}
                 _, saved = varlen_forward(*packed, engine=engine, **options)
                 flash_attention_backward(grad_out[0], saved)
+                calls += 2
             except UnsupportedError:
                 continue
-            calls += 4
     cupy.cuda.runtime.deviceSynchronize()
     print(f"{calls} calls watched")
+
+
+def changes(heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[dict[str, Any]]:
+    """Options of calls, with arrays at full length and broadcast ones."""
+    yield {}
+    yield {"window": (20, 0)}
+    seed = cupy.asarray([7], "uint64")
+    mask = cupy.random.random_sample((1, heads, seqlen_q, seqlen_k)) < 0.7
+    bias = draw((heads, 1, seqlen_k), np.float32)
+    yield {"mask": mask, "bias": bias, "dropout_p": 0.3, "seed": seed}
+    yield {"mask": mask[:, :1, :1], "bias": draw((1, heads, seqlen_q, seqlen_k), np.float64)}
+    blocks = cupy.random.random_sample((1, heads, -(-seqlen_q // 40), -(-seqlen_k // 24))) < 0.5
+    yield {"block_mask": BlockMask(blocks, (40, 24), mask[0, 0]), "causal": True}
+
+
+def several(x: Any) -> Any:
+    """An array of one sequence as one of the three varlen entries."""
+    return cupy.concatenate([x] * 3) if getattr(x, "ndim", 0) == 4 else x
 
 
 def draw(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -10,7 +10,7 @@ struct MaskPlane {
   const uint8* first;  // row 0, column 0
   ScoreStrides strides;
 
-  __device__ MaskPlane() = default;
+  MaskPlane() = default;
   __device__ MaskPlane(const uint8* array, const ScoreStrides& given, const Sequence& sequence,
                        int head, int batches)
       : first(array + score_batch(sequence, batches) * given.batch + head * given.head),

@@ -68,6 +68,47 @@ def test_all_features_together(dtype: str) -> None:
     check(plan_backward(problem, Device.known("sm_80")), "sm_80")
 
 
+MASKS = {"masks": 2, "mask_shape": (2, 1, 999, 999), "extras": frozenset({"mask", "block_mask"})}
+BIAS = {"bias_dtype": "float32", "bias_shape": (1, 4, 999, 999), "extras": frozenset({"bias"})}
+EVERYTHING = {
+    "softcap": 30.0,
+    "masks": 2,
+    "mask_shape": (2, 4, 999, 999),
+    "bias_dtype": "float64",
+    "bias_shape": (1, 4, 1, 999),
+    "dropout_p": 0.1,
+    "extras": frozenset({"alibi_slopes", "bias", "block_mask", "mask", "sinks"}),
+}
+VARLEN = EVERYTHING | {
+    "varlen": True,
+    "masks": 1,
+    "mask_shape": (),
+    "extras": EVERYTHING["extras"] - {"block_mask"},
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "head_dim", "options"),
+    [
+        ("sm_75", "float16", 64, BIAS),
+        ("sm_80", "bfloat16", 128, {"dropout_p": 0.1}),
+        ("sm_86", "float32", 32, VARLEN),
+        ("sm_89", "float64", 64, EVERYTHING),
+        ("sm_90a", "float32", 64, EVERYTHING),
+        ("sm_90a", "float32", 256, BIAS),
+        ("sm_120", "float16", 128, VARLEN),
+        ("sm_100", "float32", 96, MASKS),
+    ],
+)
+def test_changes_of_scores(
+    arch: str, dtype: str, head_dim: int, options: dict[str, object]
+) -> None:
+    """Masks, bias and dropout, one by one and all together."""
+    problem = problem_of(dtype, head_dim, True, **options)
+    check(plan_forward(problem, Device.known(arch)), arch)
+    check(plan_backward(problem, Device.known(arch)), arch)
+
+
 def test_element_by_element_access() -> None:
     """An odd head_dim or an unaligned view leaves no wider access than one element."""
     problem = problem_of("float32", 33, False)
