@@ -130,10 +130,10 @@ def bench(
     NoDeviceError
         There is no GPU.
     """
-    if plot_path is not None and find_spec("matplotlib") is None:
-        sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
     if tune and (json_path or plot_path):
         sys.exit("cupyflash: --tune prints a table and remembers; it has no --json and no --plot")
+    if plot_path is not None and find_spec("matplotlib") is None:
+        sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
     gpu = current()
     every = of_shapes(shapes, dtype) if shapes else grid(head_dims, seqlens, dtype)
     workloads = [each for each in every if each.mask in masks]
