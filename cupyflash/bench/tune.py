@@ -19,6 +19,7 @@ from cupyflash.bench.workloads import Workload
 __all__ = ["Tiled", "problem_of", "tune_tiles"]
 
 Array = Any
+Saved = Sequence[Array]  # out, row_max, row_sum
 
 DEFAULT = "default"
 _FINALISTS = 3
@@ -26,11 +27,15 @@ _MARGIN = 0.98  # of the default's time: one run differs from another by a per c
 
 
 class Tiled:
-    """An engine of ours with one tile; None: the default."""
+    """An engine of ours with one tile; None: the default.
 
-    def __init__(self, engine: str, tile: Tile | None) -> None:
+    `saved` is what the default forward of some inputs has saved: tiles of the backward share it.
+    """
+
+    def __init__(self, engine: str, tile: Tile | None, saved: dict[Inputs, Saved]) -> None:
         self.engine = engine
         self.tile = tile
+        self.saved = saved
         self.name = DEFAULT if tile is None else repr(tile)
 
     def available(self) -> str | None:
@@ -41,13 +46,13 @@ class Tiled:
         """Return True: only legal tiles take part."""
         return True
 
-    def forward(self, workload: Workload, inputs: Inputs) -> Callable[[], Sequence[Array]]:
+    def forward(self, workload: Workload, inputs: Inputs) -> Callable[[], Saved]:
         """Return what computes out, row_max and row_sum."""
         problem, operands = problem_of(workload), Operands(inputs.query, inputs.key, inputs.value)
         run, xp = _engines.forward(self.engine), place_of(inputs.query).namespace
         rows = (workload.batch, workload.num_heads, workload.seqlen_q)
 
-        def work() -> Sequence[Array]:
+        def work() -> Saved:
             out = xp.empty_like(inputs.query)
             row_max, row_sum = (xp.empty(rows, problem.accumulator_dtype) for _ in range(2))
             run(problem, operands, self.tile, out, row_max, row_sum)
@@ -56,9 +61,11 @@ class Tiled:
         return work
 
     def backward(self, workload: Workload, inputs: Inputs) -> Callable[[], Sequence[Array]]:
-        """Run the default forward and return what computes (dq, dk, dv)."""
+        """Return what computes (dq, dk, dv) from what the default forward has saved."""
         problem, operands = problem_of(workload), Operands(inputs.query, inputs.key, inputs.value)
-        saved = Tiled(self.engine, None).forward(workload, inputs)()
+        if inputs not in self.saved:
+            self.saved[inputs] = Tiled(self.engine, None, {}).forward(workload, inputs)()
+        saved = self.saved[inputs]
         run, xp = _engines.backward(self.engine), place_of(inputs.query).namespace
 
         def work() -> Sequence[Array]:
@@ -106,12 +113,13 @@ def tune_tiles(
     """
     problem = problem_of(workload)
     tuned.forget(engine, direction, problem, device)  # so that the default is the engine's own
-    default = Tiled(engine, None)
     tiles = candidates(engine, direction, problem, device)
-    contenders = {each.name: each for each in (default, *(Tiled(engine, x) for x in tiles))}
+    saved: dict[Inputs, Saved] = {}
+    every = [Tiled(engine, tile, saved) for tile in (None, *tiles)]
+    contenders = {each.name: each for each in every}
     heats = race(workload, direction, list(contenders.values()), copies, stopwatch)
     best = [each.contender for each in _ranked(heats) if each.contender != DEFAULT][:_FINALISTS]
-    finalists = [default, *(contenders[name] for name in best)]
+    finalists = [contenders[name] for name in (DEFAULT, *best)]
     final = race(workload, direction, finalists, copies, stopwatch)
     winner = contenders[_winner(final)].tile
     outcome = "the default stays"

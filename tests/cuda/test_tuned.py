@@ -13,6 +13,7 @@ from cupyflash._cuda import backward, cache, device, forward, tuned
 from cupyflash._cuda.candidates import candidates
 from cupyflash._problem import Problem
 from cupyflash.attention import flash_attention_backward
+from cupyflash.bench.workloads import DIRECTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,10 @@ def test_calls_take_what_is_remembered(engine: str, rng: np.random.Generator) ->
     gpu = device.current()
     before, default = results(), choose_tiling(q, k, v, engine=engine)
     kernels = len(cache.entries())
-    for direction in ("forward", "backward"):
-        tile = candidates(engine, direction, problem, gpu)[-1]
+    tiles = {each: candidates(engine, each, problem, gpu)[-1:] for each in DIRECTIONS}
+    if not all(tiles.values()):
+        pytest.skip("the engine has one tile alone")
+    for direction, (tile,) in tiles.items():
         assert tuned.remember(engine, direction, problem, gpu, tile)
     chosen = choose_tiling(q, k, v, engine=engine)
     assert chosen.origin == "tuned" and default.origin == "table"
@@ -57,7 +60,7 @@ def test_the_command_tunes(engine: str, capsys: pytest.CaptureFixture[str]) -> N
     shape = ["--shapes", "1,256,4,32", "--masks", "causal", "--dtype", "float16"]
     main(["bench", "--tune", *shape, "--rounds", "1", "--engine", engine])
     printed = capsys.readouterr().out
-    for direction in ("forward", "backward"):
+    for direction in DIRECTIONS:
         assert f"1 x 256 x 4 x 32 causal, {direction}, engine {engine}" in printed
     assert printed.count("the best once more") == 2
     assert "Error" not in printed
