@@ -154,7 +154,7 @@ def bench(
         copies = drawn(gpu, workload)
         for direction in directions:
             found = race(workload, direction, contenders, copies, stopwatch)
-            print(report.lines(found, names, ceiling), flush=True)
+            print(report.lines(found, names, ceiling, results), flush=True)
             results += found
             release()
         if json_path is not None:  # every time, as a long run may be cut short

@@ -56,9 +56,12 @@ def header(contenders: Sequence[str]) -> str:
 
 
 def lines(
-    results: Sequence[Result], contenders: Sequence[str], ceiling: float | None = None
+    results: Sequence[Result],
+    contenders: Sequence[str],
+    ceiling: float | None = None,
+    earlier: Sequence[Result] = (),
 ) -> str:
-    """Return the row of one workload and direction, and a line for each that failed.
+    """Return the row of one workload and direction, and a line for each new failure.
 
     Parameters
     ----------
@@ -68,6 +71,8 @@ def lines(
         The columns.
     ceiling : float, optional
         TFLOP/s of the card's matrix product, of which ours is given as a share.
+    earlier : sequence of Result
+        Of rows above: a peer that lacks something says so once.
     """
     found = {each.contender: each for each in results}
     speeds = "  ".join(
@@ -82,7 +87,12 @@ def lines(
         f"{results[0].workload.name:<34} {results[0].direction:<8}  {speeds}"
         f"   {_number(ratio(results), '.2f'):>5}  {_number(share, '.0%'):>7}  {memory}"
     )
-    failures = [f"  {each.contender}: {_one_line(each.error)}" for each in results if each.error]
+    told = {(each.contender, each.error) for each in earlier}
+    failures = [
+        f"  {each.contender}: {_one_line(each.error)}"
+        for each in results
+        if each.error and (each.contender, each.error) not in told
+    ]
     return "\n".join([row, *failures])
 
 
@@ -90,8 +100,11 @@ def table(
     results: Sequence[Result], contenders: Sequence[str], ceiling: float | None = None
 ) -> str:
     """Return the whole table."""
-    rows = [lines(each, contenders, ceiling) for each in races(results)]
-    return "\n".join([header(contenders), *rows])
+    rows, earlier = [header(contenders)], list[Result]()
+    for each in races(results):
+        rows.append(lines(each, contenders, ceiling, earlier))
+        earlier += each
+    return "\n".join(rows)
 
 
 def races(results: Sequence[Result]) -> list[list[Result]]:
