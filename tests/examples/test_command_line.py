@@ -11,7 +11,7 @@ needs_weights = pytest.mark.skipif(find_weights() is None, reason="no gt-all-min
 
 def test_info(run, tmp_path):
     output = run("-m", "cupyflash", "info")
-    for name in ("cupyflash", "NumPy", "CuPy", "NVRTC", "device", "engines", "cache"):
+    for name in ("cupyflash", "NumPy", "CuPy", "NVRTC", "device", "engines", "cache", "tuned"):
         assert f"\n{name} " in f"\n{output}"
     assert str(tmp_path / "cache") in output
 
@@ -44,8 +44,10 @@ def test_clear_cache_counts_what_it_removes(run, tmp_path):
     assert "removed 0 kernels" in run("-m", "cupyflash", "clear-cache")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / f"forward-{'0' * 40}.cubin").write_bytes(b"1")
+    (tmp_path / "cache" / f"tuned-{'0' * 40}.json").write_text("{}")
     (tmp_path / "cache" / "someone-elses.txt").write_text("kept")
-    assert "removed 1 kernel," in run("-m", "cupyflash", "clear-cache")
+    assert "tuned       1 tiling, " in run("-m", "cupyflash", "info")
+    assert "removed 1 kernel, 1 tiling," in run("-m", "cupyflash", "clear-cache")
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["someone-elses.txt"]
 
 
