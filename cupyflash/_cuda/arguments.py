@@ -145,7 +145,7 @@ def optional_addresses(operands: Operands) -> dict[str, int]:
     """Return the pointers of the optional operands, and the seed."""
     block_mask, seed = operands.block_mask, operands.seed
     mask, inner_mask = operands.masks
-    on_device = hasattr(seed, "data")
+    on_device = not isinstance(seed, int)
     return {
         "cu_seqlens_q": address(operands.cu_seqlens_q),
         "cu_seqlens_k": address(operands.cu_seqlens_k),

@@ -21,13 +21,14 @@ from cupyflash._cuda.arguments import (
     values_of,
 )
 from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
-from cupyflash._cuda.device import describe, require_cupy
+from cupyflash._cuda.device import describe
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import BACKWARD_PARAMS, BACKWARD_POINTERS, pointers_of
 from cupyflash._cuda.plan import BackwardPlan
 from cupyflash._cuda.plan_mma import MmaBackwardPlan
+from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, GradientBuffers, Operands, Problem
 
@@ -155,8 +156,7 @@ def backward(
     device_id = operands.query.device.id
     layout = BackwardLayout.of(arrays, OptionalLayout.of(operands))
     prepared = _prepare(engine, problem, device_id, tiling, layout, deterministic)
-    for name, (size, dtype) in prepared.struct.scratch.items():
-        arrays[name] = require_cupy().empty(size, dtype)
+    arrays |= allocate(prepared.struct.scratch)
     addresses: dict[str, Any] = {name: address(array) for name, array in arrays.items()}
     addresses.update(optional_addresses(operands))
     values = values_of(prepared.struct.pointers, addresses)

@@ -19,11 +19,12 @@ from cupyflash._cuda.arguments import (
     row_alignment,
     values_of,
 )
-from cupyflash._cuda.device import describe, require_cupy
+from cupyflash._cuda.device import describe
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
+from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, Operands, Problem
 
@@ -54,7 +55,7 @@ class Prepared(NamedTuple):
     """Launchers that only lack the pointers, in order, each with its number of blocks."""
 
     pointers: tuple[str, ...]  # that each launch takes
-    scratch: tuple[tuple[str, int], ...]  # pointer, bytes
+    scratch: dict[str, tuple[int, str]]  # pointer -> number of elements, dtype
     launches: tuple[tuple[Launcher, int], ...]
 
 
@@ -101,8 +102,7 @@ def forward(
         "row_sum": address(row_sum),
         **optional_addresses(operands),
     }
-    # Kept until all is launched; its memory is then reused in the order of the stream alone.
-    scratch = {name: require_cupy().empty(size, np.uint8) for name, size in prepared.scratch}
+    scratch = allocate(prepared.scratch)  # kept until all is launched
     addresses.update((name, address(array)) for name, array in scratch.items())
     values = values_of(prepared.pointers, addresses)
     for launcher, blocks in prepared.launches:
@@ -169,5 +169,5 @@ def _prepare(
         for launch in plan.launches
     )
     blocks = (launch.blocks for launch in plan.launches)
-    scratch = tuple((tile_map.pointer, tile_map.size) for tile_map in plan.tile_maps)
+    scratch = {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
     return Prepared(pointers, scratch, tuple(zip(launchers, blocks, strict=True)))

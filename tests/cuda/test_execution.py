@@ -199,6 +199,26 @@ def test_graph_capture_after_one_warm_up(engine, rng, features):
         assert _bits(*captured) == expected
 
 
+@pytest.mark.parametrize("features", [(), ("mask", "bias")], ids=str)
+def test_a_captured_graph_has_memory_of_its_own(engine, rng, features):
+    require(engine, *features)
+    arrays = _device_arrays(engine, rng, *features)
+    options = {name: x for name, x in arrays.items() if name in ("mask", "bias")}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        _both(engine, arrays, **options)
+        stream.synchronize()
+        stream.begin_capture()
+        captured = _both(engine, arrays, **options)
+        graph = stream.end_capture()
+        # Allocations that would take any memory that the captured calls had given back.
+        others = [cupy.zeros(2**n, np.uint8) for n in range(9, 22) for _ in range(20)]
+        graph.launch(stream)
+        stream.synchronize()
+        assert not any(other.any() for other in others)
+        assert np.isfinite(to_host(captured[0])).all()
+
+
 def test_a_captured_seed_on_the_device_can_change(engine, rng):
     require(engine, "dropout")
     arrays = _device_arrays(engine, rng)

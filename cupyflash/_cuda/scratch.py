@@ -1,0 +1,27 @@
+"""Memory that a call's kernels need for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cupyflash._cuda.device import require_cupy
+
+__all__ = ["allocate"]
+
+_captured: list[Any] = []
+
+
+def allocate(sizes: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """Return uninitialised arrays on the current device: name -> (elements, dtype).
+
+    Once dropped, their memory is reused in the order of the current stream. What is allocated while
+    a CUDA graph is captured is never reused: replays write there, and nobody says when they end.
+    """
+    if not sizes:
+        return {}
+    cupy = require_cupy()
+    arrays = {name: cupy.empty(size, dtype) for name, (size, dtype) in sizes.items()}
+    if cupy.cuda.get_current_stream().is_capturing():
+        _captured.extend(arrays.values())
+    return arrays
