@@ -1,5 +1,6 @@
 """cupyflash: exact FlashAttention, forward and backward, for NumPy and CuPy arrays."""
 
+from cupyflash import score_mods
 from cupyflash.attention import (
     choose_tiling,
     flash_attention,
@@ -33,4 +34,5 @@ __all__ = [
     "flash_attention_varlen",
     "flash_attention_varlen_forward",
     "merge_states",
+    "score_mods",
 ]

@@ -175,4 +175,11 @@ def _score_mod(x: Any, place: Place) -> ScoreMod:
             "score_mod has no numpy_forward, so host arrays cannot use it; "
             "give ScoreMod(..., numpy_forward=..., numpy_backward=...)"
         )
+    if place != HOST:  # kernels read arrays by flat index
+        with place.current():
+            params = {name: _dense(param) for name, param in params.items()}
     return replace(x, params=params)
+
+
+def _dense(array: Array) -> Array:
+    return array if array.flags.c_contiguous else array.copy(order="C")

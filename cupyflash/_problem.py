@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cupyflash._cuda.score_source import ScoreSource
     from cupyflash.block_mask import BlockMask
     from cupyflash.score_mod import ScoreMod
 
@@ -44,6 +45,7 @@ class Problem:
     # Extents of all masks and the block mask together, 1 along axes where they all are broadcast;
     # () without any, and for varlen.
     mask_shape: tuple[int, ...] = ()
+    score_mod: ScoreSource | None = None  # on a GPU: what is compiled
 
     @property
     def group_size(self) -> int:
@@ -109,6 +111,11 @@ class Operands:
         """The element masks, given ones first: the call's and the block mask's inner one."""
         inner = None if self.block_mask is None else self.block_mask.mask
         return (inner, None) if self.mask is None else (self.mask, inner)
+
+    @property
+    def score_arrays(self) -> tuple[Array, ...]:
+        """The named arrays of score_mod, in the order of their slots."""
+        return () if self.score_mod is None else tuple(self.score_mod.params.values())
 
 
 @dataclass(frozen=True, eq=False)

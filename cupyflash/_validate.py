@@ -21,11 +21,13 @@ from cupyflash._arrays import (
     place_of,
     require_place,
 )
+from cupyflash._cuda.score_source import ScoreSource
 from cupyflash._extras import ScoreShape, element_masks, mask_shape, optional_operands
 from cupyflash._layout import Layout
 from cupyflash._options import Options
 from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
+from cupyflash.score_mod import ScoreMod
 
 Array = Any
 
@@ -110,6 +112,7 @@ def bind(
         bias_dtype=None if bias is None else FLOAT_DTYPES[bias.dtype],
         bias_shape=() if bias is None else tuple(bias.shape),
         mask_shape=mask_shape(extras, scores),
+        score_mod=_score_source(extras.get("score_mod"), place),
     )
     cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
     operands = Operands(
@@ -223,6 +226,10 @@ def _require_shapes(query: Array, key: Array, value: Array, layout: Layout) -> N
 
 def _users_shape(canonical: Array, layout: Layout) -> tuple[int, ...]:
     return layout.users_shape(tuple(canonical.shape))
+
+
+def _score_source(score_mod: ScoreMod | None, place: Place) -> ScoreSource | None:
+    return None if score_mod is None or place == HOST else ScoreSource.of(score_mod)
 
 
 # --- varlen -------------------------------------------------------------------------------------

@@ -18,9 +18,12 @@ class ScoreMod:
     forward : str
         CUDA expression for the new score, over ``score, b, h, i, j`` and the names in `params`.
     backward : str, optional
-        CUDA expression for the factor d new / d score, over the same names.
+        CUDA expression for the factor d new / d score, over the same names. Default: `forward`
+        is differentiated (forward mode, by dual numbers).
     params : mapping of str to array
-        Named arrays that the expressions and callables may read.
+        Named arrays that the expressions and callables may read, on the device of the call. GPU
+        engines take up to 8, of integers, bool, or floats; floating ones have gradients,
+        ``dscore_params`` of `Gradients`, in the accumulator dtype.
     numpy_forward : callable, optional
         ``numpy_forward(score, b, h, i, j, **params)`` returns the new scores of one tile, for host
         arrays. ``score`` is ``(rows, cols)``; ``b`` and ``h`` are ints, ``i`` ``(rows, 1)`` and
@@ -35,6 +38,25 @@ class ScoreMod:
     ------
     TypeError
         An expression is no str, a callable cannot be called, or `params` maps no names.
+
+    Notes
+    -----
+    In expressions, ``score`` is a float (double in float64 calls), after softcap, bias and ALiBi;
+    ``b, h, i, j`` are ints: batch (varlen: entry), query head, query and key, counted inside the
+    sequence. A new score of ``-INFINITY`` hides the key. CUDA's mathematical functions are there
+    (``expf, tanhf, fminf, min, abs``...); a constant like ``0.5`` makes float32 arithmetic slow,
+    ``0.5f`` does not.
+
+    ``name[index]`` reads an array by its flat index in C order (one that is not contiguous is
+    copied), floats in the type of ``score``. An index outside the array reads the nearest
+    element, and its gradient goes there: nothing is ever read or written outside.
+
+    An expression that does not compile is a `CompileError` that shows its line; what is more than
+    one expression (statements, comments), or a name that is none, is a ValueError; all before
+    anything is written. With ``CUPYFLASH_DEBUG=1`` in the environment the first call with an
+    expression compares `backward` with finite differences, and raises ValueError if they differ.
+
+    `cupyflash.score_mods` has some ready.
     """
 
     forward: str

@@ -104,7 +104,7 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if set(pair) not in EXCLUSIV
 # any head_dim and softmax_scale are never optional.
 SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
-    "simt": frozenset(FEATURES) - {"score_mod"},
+    "simt": frozenset(FEATURES),
     "mma": frozenset(FEATURES) - {"mask", "block_mask", "bias", "score_mod", "dropout"},
 }
 ENGINE_DTYPES = {"numpy": tuple(DTYPES), "simt": tuple(DTYPES), "mma": ("float16", "bfloat16")}

@@ -109,6 +109,7 @@ class OptionalLayout(NamedTuple):
     bias: ScoreLayout | None
     blocks: ScoreLayout | None
     block_size: tuple[int, int]
+    param_sizes: tuple[int, ...]  # elements of a score_mod's arrays
 
     @classmethod
     def of(cls, operands: Operands) -> OptionalLayout:
@@ -126,6 +127,7 @@ class OptionalLayout(NamedTuple):
             ScoreLayout.of(operands.bias),
             None if block_mask is None else ScoreLayout.of(block_mask.blocks),
             (1, 1) if block_mask is None else block_mask.block_size,
+            tuple(array.size for array in operands.score_arrays),
         )
 
     def scores(self, mask_shape: tuple[int, ...]) -> npt.NDArray[np.void]:
@@ -135,13 +137,14 @@ class OptionalLayout(NamedTuple):
             layout = getattr(self, name)
             if layout is not None:
                 values[name] = layout.values()
+        values["param_sizes"][: len(self.param_sizes)] = self.param_sizes
         values["block_rows"], values["block_cols"] = (min(size, OPEN) for size in self.block_size)
         for axis, length in zip(("batch", "heads", "rows", "cols"), mask_shape, strict=False):
             values[f"map_{axis}"] = length
         return values
 
 
-def optional_addresses(operands: Operands) -> dict[str, int]:
+def optional_addresses(operands: Operands) -> dict[str, Any]:
     """Return the pointers of the optional operands, and the seed."""
     block_mask, seed = operands.block_mask, operands.seed
     mask, inner_mask = operands.masks
@@ -154,6 +157,7 @@ def optional_addresses(operands: Operands) -> dict[str, int]:
         "mask": address(mask),
         "inner_mask": address(inner_mask),
         "bias": address(operands.bias),
+        "score_params": tuple(map(address, operands.score_arrays)),
         "blocks": 0 if block_mask is None else address(block_mask.blocks),
         "seed_address": address(seed) if on_device else 0,
         "seed": 0 if on_device else int(seed),

@@ -28,6 +28,7 @@ from cupyflash._cuda.module import load
 from cupyflash._cuda.params import BACKWARD_PARAMS, BACKWARD_POINTERS, pointers_of
 from cupyflash._cuda.plan import BackwardPlan
 from cupyflash._cuda.plan_mma import MmaBackwardPlan
+from cupyflash._cuda.score_gradients import round_sums, zeroed_sums
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, GradientBuffers, Operands, Problem
@@ -128,7 +129,7 @@ def backward(
     grad_lse : array or None
         Gradient of ``row_max + log(row_sum)``, in the shape and dtype of row_max.
     gradients : GradientBuffers
-        Written: dq, dk, dv, and dsinks where there are sinks.
+        Written: dq, dk, dv, and those of the optional operands that there are.
     deterministic : bool
         Results are the same bits from run to run. Without it mma adds to dq in any order; simt's
         always are.
@@ -159,9 +160,14 @@ def backward(
     arrays |= allocate(prepared.struct.scratch)
     addresses: dict[str, Any] = {name: address(array) for name, array in arrays.items()}
     addresses.update(optional_addresses(operands))
+    exact = engine == "simt" and deterministic
+    sums = zeroed_sums(problem, gradients.dscore_params, exact=exact)
+    addresses["grad_score_params"] = tuple(map(address, sums))
     values = values_of(prepared.struct.pointers, addresses)
     for launcher, blocks in prepared.launches:
         launcher(blocks, *values)
+    if exact and gradients.dscore_params is not None:
+        round_sums(problem, sums, gradients.dscore_params)
 
 
 def backward_params(problem: Problem, layout: BackwardLayout) -> npt.NDArray[np.void]:

@@ -61,6 +61,7 @@ class BackwardConfig:
     bias_dtype: str
     dropout: bool
     score_mod: bool
+    exact_sums: bool
 
 
 def score_features(problem: Problem) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
+from cupyflash._cuda.score_check import check_once
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Array, Operands, Problem
@@ -91,7 +92,11 @@ def forward(
         The tiling does not fit the device.
     CompileError
         The kernel does not compile.
+    ValueError
+        With ``CUPYFLASH_DEBUG=1``: the score_mod's derivative is wrong.
     """
+    if problem.score_mod is not None:
+        check_once(problem, operands)
     prepared = prepare(engine, problem, operands, tiling, out, row_max, row_sum)
     addresses: dict[str, Any] = {
         "query": address(operands.query),

@@ -49,6 +49,7 @@ SCORE_ARRAYS = _struct(
     ("inner_mask", _SCORE_STRIDES),
     ("bias", _SCORE_STRIDES),
     ("blocks", _SCORE_STRIDES),
+    ("param_sizes", (np.int64, (SCORE_PARAMS,))),
     ("block_rows", np.int32),
     ("block_cols", np.int32),
     ("map_batch", np.int32),

@@ -26,6 +26,7 @@ from cupyflash._cuda.kernel import (
     tile_map_of,
 )
 from cupyflash._cuda.params import BACKWARD_PARAMS, FORWARD_PARAMS, ITEMSIZE, size_assertion
+from cupyflash._cuda.score_source import ScoreSource, definitions
 from cupyflash._cuda.tiles_simt import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -57,7 +58,7 @@ SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 LEAST_CAPABILITY = (7, 5)
 SUPPORTED_FEATURES = frozenset(
     {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
-    | {"mask", "block_mask", "bias", "dropout"}
+    | {"mask", "block_mask", "bias", "dropout", "score_mod"}
 )
 
 _DELTA_THREADS = 256
@@ -73,6 +74,7 @@ class ForwardPlan:
     config: ForwardConfig
     launch: KernelLaunch
     tile_map: TileMap | None
+    score_mod: ScoreSource | None
 
     @property
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -87,6 +89,7 @@ class ForwardPlan:
         """CUDA source that instantiates the kernel."""
         return stub(
             "forward/kernel_simt.cuh",
+            *definitions(self.score_mod),
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             _storage_assertion("ForwardStorage<config>", self.launch),
@@ -109,6 +112,7 @@ class BackwardPlan:
     grad_sinks: KernelLaunch | None
     grad_bias: KernelLaunch | None
     tile_maps: tuple[TileMap, ...]  # of dq, of dk and dv
+    score_mod: ScoreSource | None
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
@@ -134,6 +138,7 @@ class BackwardPlan:
             entries.append(tile_map.entry_point(params, config))
         return stub(
             "backward/kernel_simt.cuh" if self.grad_bias is None else "backward/bias_simt.cuh",
+            *definitions(self.score_mod),
             size_assertion("BackwardParams", BACKWARD_PARAMS),
             constant(self.config_dkdv, "config_dkdv"),
             constant(self.config_dq, "config_dq"),
@@ -185,7 +190,7 @@ def plan_forward(
     shared_memory = forward_bytes(problem, tile)
     launch = kernel_launch("cupyflash_forward", rows, 32 * tile.warps, shared_memory)
     visible = tile_map_of(problem, config.block_m, config.block_n)
-    return ForwardPlan("simt", _tiling(config), config, launch, visible)
+    return ForwardPlan("simt", _tiling(config), config, launch, visible, problem.score_mod)
 
 
 @lru_cache(maxsize=1024)
@@ -200,13 +205,17 @@ def plan_backward(
     """Plan a backward call; parameters and errors as in `plan_forward`.
 
     A `tiling` that was meant for the forward and does not fit here gives way to the table.
-    Results are the same bits from run to run whatever `deterministic` says.
+    Results are the same bits from run to run whatever `deterministic` says, but for the gradients
+    of a score_mod's arrays.
     """
     check_lengths(problem)
     dims = (problem.head_dim, problem.head_dim_v)
     widths: dict[str, Any] = {
         "load_width": _width(problem, vector_bytes, *dims),
         "store_width": _store_width(problem, store_bytes, *dims),
+        "exact_sums": deterministic
+        and problem.score_mod is not None
+        and bool(problem.score_mod.floating),
     }
     both = bucket(problem.head_dim) + bucket(problem.head_dim_v)
 
@@ -246,6 +255,7 @@ def plan_backward(
         grad_sinks,
         _grad_bias(problem, queries),
         tuple(found for found in maps if found is not None),
+        problem.score_mod,
     )
 
 

@@ -32,6 +32,7 @@ from cupyflash._cuda.kernel import (
     tile_map_of,
 )
 from cupyflash._cuda.params import FORWARD_PARAMS, size_assertion
+from cupyflash._cuda.score_source import ScoreSource, definitions
 from cupyflash._cuda.tiles_mma import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -76,6 +77,7 @@ class MmaForwardPlan:
     blocks: int  # a multiprocessor
     launch: KernelLaunch
     tile_map: TileMap | None
+    score_mod: ScoreSource | None
 
     @property
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -90,6 +92,7 @@ class MmaForwardPlan:
         """CUDA source that instantiates the kernel."""
         return stub(
             "forward/kernel_mma.cuh",
+            *definitions(self.score_mod),
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             _bytes_assertion("MmaForwardShape<config>", self.launch),
@@ -112,6 +115,7 @@ class MmaBackwardPlan:
     convert: KernelLaunch
     grad_sinks: KernelLaunch | None
     tile_map: TileMap | None
+    score_mod: ScoreSource | None
 
     @property
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -139,6 +143,7 @@ class MmaBackwardPlan:
         )
         return stub(
             "backward/kernel_mma.cuh",
+            *definitions(self.score_mod),
             size_assertion(params, MMA_BACKWARD_PARAMS),
             constant(self.config),
             _bytes_assertion("MmaBackwardShape<config>", self.main),
@@ -190,7 +195,7 @@ def plan_forward(
     )
     shown = Tiling(tile.block_m, tile.block_n, STAGES, tile.warps)
     visible = tile_map_of(problem, config.block_m, config.block_n)
-    return MmaForwardPlan("mma", shown, config, tile.blocks, launch, visible)
+    return MmaForwardPlan("mma", shown, config, tile.blocks, launch, visible, problem.score_mod)
 
 
 @lru_cache(maxsize=1024)
@@ -241,6 +246,7 @@ def plan_backward(
         kernel_launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
         grad_sinks,
         tile_map_of(problem, config.block_m, config.block_n),
+        problem.score_mod,
     )
 
 
@@ -322,7 +328,7 @@ def _common(
     problem: Problem, vector_bytes: int, store_bytes: int, stored: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return the fields that the forward's and the backward's configurations share."""
-    plain = problem.softcap is None and "alibi_slopes" not in problem.extras
+    plain = problem.softcap is None and not problem.extras & {"alibi_slopes", "score_mod"}
     return {
         "dtype": problem.dtype,
         "head_dim": bucket(problem.head_dim),

@@ -56,6 +56,7 @@ struct BackwardConfig {
   DataType bias_dtype;
   bool dropout;
   bool score_mod;
+  bool exact_sums;  // gradients of a score_mod's arrays do not depend on the order of blocks
 
   __device__ constexpr int threads() const { return 32 * warps; }
 

@@ -36,10 +36,11 @@ struct ScoreArrays {
   ScoreStrides mask;
   ScoreStrides inner_mask;
   ScoreStrides bias;
-  ScoreStrides blocks;  // rows and columns are blocks
-  int block_rows;       // queries of one block of the block mask
-  int block_cols;       // keys
-  int map_batch;        // extents of all masks together: 1 where they all are broadcast
+  ScoreStrides blocks;   // rows and columns are blocks
+  int64 param_sizes[8];  // of a score_mod's arrays, in elements
+  int block_rows;        // queries of one block of the block mask
+  int block_cols;        // keys
+  int map_batch;         // extents of all masks together: 1 where they all are broadcast
   int map_heads;
   int map_rows;
   int map_cols;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/convert.cuh"
+#include "attention/score_mod.cuh"
 #include "attention/sequence.cuh"
 
 namespace cupyflash {
@@ -31,8 +32,8 @@ struct BiasPlane {
   }
 };
 
-/// s = softmax_scale * (q . k); s = softcap * tanh(s / softcap); s += bias; s += alibi. A bias of
-/// -inf hides, whatever the product is.
+/// s = softmax_scale * (q . k); s = softcap * tanh(s / softcap); s += bias; s += alibi; then what
+/// the user makes of s. A bias of -inf hides, whatever the product is.
 template <auto config>
 struct Score {
   using T = Accumulator<config.dtype>;
@@ -44,6 +45,7 @@ struct Score {
   T slope;        // of this head's ALiBi
   int diagonal;   // key under query 0
   BiasPlane<T, Bias> bias;
+  ScoreFunction<T, config.score_mod> function;
 
   template <class Params>
   __device__ Score(const Params& params, const Sequence& sequence, int head)
@@ -66,24 +68,36 @@ struct Score {
       bias = {static_cast<const Bias*>(params.bias) + batch * strides.batch + head * strides.head,
               strides};
     }
+    if constexpr (config.score_mod) {
+      function = {{{params.score_params, params.scores.param_sizes}}, sequence.batch, head};
+    }
   }
 
   __device__ T value(T product, int query_index, int key_index) const {
-    T score = scale * product;
-    T added = T(0);
-    if constexpr (config.softcap) score = cap * hyperbolic_tangent(score * inverse_cap);
-    if constexpr (config.bias) {
-      added = bias.at(query_index, key_index);
-      score += added;
-    }
-    if constexpr (config.alibi) score -= slope * T(abs(query_index + diagonal - key_index));
+    const T added = bias_at(query_index, key_index);
+    T score = unmodified(product, added, query_index, key_index);
+    if constexpr (config.score_mod) score = function.value(score, query_index, key_index);
     if constexpr (config.bias) {
       if (added == -infinity<T>) score = -infinity<T>;
     }
     return score;
   }
 
-  /// d value / d (scale * product).
+  /// What score_mod is given.
+  __device__ T unmodified(T product, int query_index, int key_index) const {
+    return unmodified(product, bias_at(query_index, key_index), query_index, key_index);
+  }
+
+  /// d value / d unmodified.
+  __device__ T factor(T product, int query_index, int key_index) const {
+    if constexpr (config.score_mod) {
+      return function.factor(unmodified(product, query_index, key_index), query_index, key_index);
+    } else {
+      return T(1);
+    }
+  }
+
+  /// d unmodified / d (scale * product).
   __device__ T derivative(T product) const {
     if constexpr (config.softcap) {
       const T capped = hyperbolic_tangent(scale * product * inverse_cap);
@@ -91,6 +105,20 @@ struct Score {
     } else {
       return T(1);
     }
+  }
+
+ private:
+  __device__ T bias_at(int query_index, int key_index) const {
+    if constexpr (config.bias) return bias.at(query_index, key_index);
+    return T(0);
+  }
+
+  __device__ T unmodified(T product, T added, int query_index, int key_index) const {
+    T score = scale * product;
+    if constexpr (config.softcap) score = cap * hyperbolic_tangent(score * inverse_cap);
+    if constexpr (config.bias) score += added;
+    if constexpr (config.alibi) score -= slope * T(abs(query_index + diagonal - key_index));
+    return score;
   }
 };
 

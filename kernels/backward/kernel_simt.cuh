@@ -117,6 +117,7 @@ __device__ QueryGradientMainloop<config> query_mainloop(const BackwardParams& pa
           Dropout<config>(params, sequence, head),
           key_tile_states<config>(params, params.visibility, sequence.batch, head,
                                   first_row / config.block_m),
+          params.grad_score_params,
           first_row};
 }
 

@@ -25,6 +25,7 @@ struct QueryGradientMainloop {
   ElementMask<config> mask;
   Dropout<config> dropout;
   TileStates<config.visibility> tiles;  // of keys
+  void* const* score_array_sums;        // a score_mod's gradients
   int first_query;
 
   /// Statistics of the lane's rows, ready to use.
@@ -91,6 +92,7 @@ struct QueryGradientMainloop {
     }
     typename Shape::Scores scores;
     multiply_rows(scores, storage.query, Shape::lane_row(), storage.key);
+    [[maybe_unused]] const auto slopes = gradients, products = scores;
 #pragma unroll
     for (int i = 0; i < Shape::rows; ++i) {
 #pragma unroll
@@ -104,6 +106,7 @@ struct QueryGradientMainloop {
     if constexpr (ElementMask<config>::given) {
       if (tested) apply_element_mask<false>(scores, mask, lane_query, lane_key);
     }
+    ScoreArrayGradients<T, config.score_mod, config.exact_sums> array_gradients(score_array_sums);
 #pragma unroll
     for (int i = 0; i < Shape::rows; ++i) {
 #pragma unroll
@@ -111,8 +114,16 @@ struct QueryGradientMainloop {
         const T probability =
             exp_difference(scores.at[i][j], statistics.shift[i]) * statistics.inverse_sum[i];
         gradients.at[i][j] = Shape::score_gradient(probability, gradients.at[i][j]);  // dS
+        if (by_product && array_gradients.wanted && probability != T(0)) {
+          const int query_index = lane_query + i * LaneGrid::rows;
+          const int key_index = lane_key + j * LaneGrid::cols;
+          array_gradients.add(score.function, probability * (slopes.at[i][j] - statistics.delta[i]),
+                              score.unmodified(products.at[i][j], query_index, key_index),
+                              query_index, key_index);
+        }
       }
     }
+    if constexpr (by_product) array_gradients.finish();
   }
 };
 

@@ -84,7 +84,7 @@ struct BackwardShape {
   template <bool by_product = true, class ScoreOf>
   __device__ static void score_pair(const ScoreOf& score, T& product, T& gradient, T delta,
                                     int query_index, int key_index) {
-    gradient -= delta;
+    gradient = (gradient - delta) * score.factor(product, query_index, key_index);
     if constexpr (by_product) gradient *= score.derivative(product);
     product = score.value(product, query_index, key_index);
   }

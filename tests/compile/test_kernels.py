@@ -9,6 +9,9 @@ import pytest
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan import BackwardPlan, ForwardPlan, plan_backward, plan_forward
+from cupyflash._cuda.score_check import check_stub
+from cupyflash._cuda.score_gradients import rounding_stub
+from cupyflash._cuda.score_source import ScoreSource
 from cupyflash._problem import Problem
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -107,6 +110,35 @@ def test_changes_of_scores(
     problem = problem_of(dtype, head_dim, True, **options)
     check(plan_forward(problem, Device.known(arch)), arch)
     check(plan_backward(problem, Device.known(arch)), arch)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_score_mod(dtype: str, deterministic: bool) -> None:
+    """What a user's expression needs in registers may cost a few spills."""
+    mod = ScoreSource(
+        "gain[h] * score + table[j - i + 900]", None, (("gain", "float32"), ("table", "float16"))
+    )
+    problem = problem_of(
+        dtype, 64, False, softcap=30.0, extras=frozenset({"score_mod"}), score_mod=mod
+    )
+    device = Device.known("sm_90a")
+    for plan in (
+        plan_forward(problem, device),
+        plan_backward(problem, device, deterministic=deterministic),
+    ):
+        compilation = compile_source(plan.stub, "sm_90a", plan=plan)
+        assert "warning" not in compilation.log
+        assert all(usage.spill_stores <= 64 for usage in compilation.entries.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_kernels_beside_a_score_mod(dtype: str) -> None:
+    mod = ScoreSource("score * 2", "2", ())
+    for source in (rounding_stub(dtype), check_stub(mod, dtype)):
+        compilation = compile_source(source, "sm_75")
+        assert "warning" not in compilation.log
+        assert all(usage.spill_stores == 0 for usage in compilation.entries.values())
 
 
 def test_element_by_element_access() -> None:

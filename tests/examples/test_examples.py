@@ -18,6 +18,24 @@ def test_quickstart(run):
     assert output.count("by finite differences") == 3
 
 
+def test_score_mods(run):
+    output = run(EXAMPLES / "score_mods.py", "--device", "cpu")
+    assert output.count("by finite differences") == 3
+    assert "score + gains[h]" in output
+
+
+def test_bias_gradient(run):
+    output = run(EXAMPLES / "bias_gradient.py", "--device", "cpu", "--steps", 40)
+    assert "(1, 2, 48, 48)" in output and "(1, 2, 1, 48)" in output
+
+
+def test_block_sparse(run):
+    script = EXAMPLES / "block_sparse.py"
+    output = run(script, "--device", "cpu", "--tokens", 300, "--block", 40)
+    assert "15 of 64" in output
+    assert "no mask" in output
+
+
 def test_long_sequence(run, tmp_path):
     script = EXAMPLES / "long_sequence.py"
     output = run(script, "--device", "cpu", "--lengths", 64, 300, "--heads", 2)

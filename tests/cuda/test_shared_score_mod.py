@@ -1,0 +1,3 @@
+"""tests/unit/test_score_mod.py on the GPU engines."""
+
+from tests.unit.test_score_mod import *  # noqa: F403

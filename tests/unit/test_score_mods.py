@@ -1,0 +1,111 @@
+"""The ready ScoreMods against the dense formula, and T5's buckets against whole numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupyflash import ScoreMod, score_mods
+from tests.cases import Shape
+from tests.harness import call, compare, draw, expected, require
+from tests.memory import to_engine, to_host
+
+SHAPE = Shape(seqlen_q=45, seqlen_k=45)
+
+
+def judge_of(forward, factor=lambda score, b, h, i, j: 1.0):
+    return ScoreMod("", numpy_forward=forward, numpy_backward=factor)
+
+
+def check(engine, mod, judge, rng, dtype):
+    arguments = draw(rng, SHAPE, dtype, ["gqa"])
+    result = call(engine, score_mod=mod, **arguments)
+    compare(result, expected(score_mod=judge, **arguments), score_mod=judge, **arguments)
+    return result, expected(score_mod=judge, **arguments).dscores
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_soft_cap(engine, rng, dtype):
+    require(engine, "softcap")
+    arguments = draw(rng, SHAPE, dtype)
+    capped = call(engine, score_mod=score_mods.soft_cap(0.7), **arguments)
+    option = call(engine, softcap=0.7, **arguments)
+    places = 12 if dtype == "float64" else 5 if dtype == "float32" else 2
+    for name in ("out", "row_max", "row_sum", "dq", "dk", "dv"):
+        np.testing.assert_allclose(
+            getattr(capped, name), getattr(option, name), atol=10.0**-places, rtol=10.0**-places
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_distance_decay(engine, rng, dtype):
+    rates = rng.uniform(0, 0.5, SHAPE.heads).astype("f8" if dtype == "float64" else "f4")
+    judge = judge_of(lambda score, b, h, i, j: score - rates[h] * abs(i + 3 - j))
+    mod = score_mods.distance_decay(rates, offset=3)
+    result, dscores = check(engine, mod, judge, rng, dtype)
+    i, j = np.ogrid[: SHAPE.seqlen_q, : SHAPE.seqlen_k]
+    gradient = -(dscores * abs(i + 3 - j)).sum(axis=(0, 2, 3))
+    tolerance = {"float16": 3e-2, "float32": 1e-4, "float64": 1e-11}[dtype] * abs(gradient).max()
+    np.testing.assert_allclose(result.dscore_params["rates"], gradient, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_documents(engine, rng, dtype):
+    ids = np.sort(rng.integers(0, 3, (SHAPE.batch, SHAPE.seqlen_q)).astype(np.int32), axis=1)
+    judge = judge_of(
+        lambda score, b, h, i, j: np.where(ids[b, i] == ids[b, j], score, -np.inf),
+    )
+    check(engine, score_mods.documents(ids), judge, rng, dtype)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_relative_position_bias(engine, rng, dtype, bidirectional):
+    require(engine, "score_mod")
+    table = rng.normal(size=(16, SHAPE.heads)).astype("f8" if dtype == "float64" else "f4")
+    options = {"bidirectional": bidirectional, "max_distance": 20, "offset": 2}
+    mod = score_mods.relative_position_bias(to_engine(engine, table), **options)
+    buckets = to_host(mod.params["buckets"])
+
+    def bucket(i, j):
+        return buckets[np.clip(j - i - 2, -20, 20) + 20]
+
+    judge = judge_of(lambda score, b, h, i, j: score + table[bucket(i, j), h])
+    mod = score_mods.relative_position_bias(table, **options)
+    result, dscores = check(engine, mod, judge, rng, dtype)
+    i, j = np.ogrid[: SHAPE.seqlen_q, : SHAPE.seqlen_k]
+    gradient = np.zeros((16, SHAPE.heads))
+    for h in range(SHAPE.heads):
+        np.add.at(gradient[:, h], bucket(i, j), dscores[:, h].sum(axis=0).astype(np.float64))
+    tolerance = {"float16": 3e-2, "float32": 1e-4, "float64": 1e-11}[dtype] * abs(gradient).max()
+    np.testing.assert_allclose(result.dscore_params["table"], gradient, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "bidirectional", "longest"), [(32, True, 128), (32, False, 128), (16, True, 64)]
+)
+def test_buckets(buckets, bidirectional, longest):
+    """A long distance n is in bucket k if (n / exact)**(half - exact) >= (longest / exact)**k."""
+    mod = score_mods.relative_position_bias(
+        np.zeros((buckets, 1), "f4"), bidirectional=bidirectional, max_distance=longest
+    )
+    half = buckets // 2 if bidirectional else buckets
+    exact = half // 2
+    for ahead in range(-longest, longest + 1):
+        distance = abs(ahead) if bidirectional else max(-ahead, 0)
+        bucket = distance
+        if distance >= exact:
+            bucket = exact
+            while bucket < half - 1 and distance ** (half - exact) * exact ** (
+                bucket + 1 - exact
+            ) >= exact ** (half - exact) * longest ** (bucket + 1 - exact):
+                bucket += 1
+        bucket += half if bidirectional and ahead > 0 else 0
+        assert mod.params["buckets"][ahead + longest] == bucket, ahead
+
+
+def test_buckets_that_do_not_fit():
+    with pytest.raises(ValueError, match="buckets"):
+        score_mods.relative_position_bias(np.zeros((2, 1), "f4"))
+    with pytest.raises(ValueError, match="max_distance 4"):
+        score_mods.relative_position_bias(np.zeros((32, 1), "f4"), max_distance=4)
