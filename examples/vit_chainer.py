@@ -1,6 +1,6 @@
 """Train a vision transformer in Chainer on scikit-learn's 8 x 8 digits, with Chainer's Trainer.
 
-    python examples/vit_chainer.py [--device cpu|gpu] [--epochs 15]
+    python examples/vit_chainer.py [--device cpu|gpu] [--epochs 10]
 
 Each image is cut into 16 patches of 2 x 2. Needs Chainer and scikit-learn; examples/README.md says
 how to install them.
@@ -10,9 +10,9 @@ import argparse
 import sys
 import time
 
-import cupyflash.chainer  # isort: split  (first: it lets Chainer run beside NumPy 2 and CuPy 14)
+import cupyflash.chainer  # isort: split
 
-import chainer
+import chainer  # after cupyflash.chainer, which lets it run beside NumPy 2 and CuPy 14
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -26,30 +26,29 @@ PATCH = 2
 class Encoder(chainer.Chain):
     """One layer on (B, C, T), Chainer's own order of axes."""
 
-    def __init__(self, width, heads, dropout):
+    def __init__(self, width, heads):
         super().__init__()
-        self.dropout = dropout
         with self.init_scope():
             self.norm1, self.norm2 = L.LayerNormalization(width), L.LayerNormalization(width)
-            self.attention = cupyflash.chainer.MultiHeadAttention(
-                width, heads, layout="bct", dropout=dropout
-            )
+            self.attention = cupyflash.chainer.MultiHeadAttention(width, heads, layout="bct")
             self.up = L.Convolution1D(width, 2 * width, 1)
             self.down = L.Convolution1D(2 * width, width, 1)
 
     def forward(self, x):
         x += self.attention(normalise(self.norm1, x))
         hidden = F.relu(self.up(normalise(self.norm2, x)))
-        return x + F.dropout(self.down(hidden), self.dropout)
+        return x + F.dropout(self.down(hidden), 0.1)
 
 
 class VisionTransformer(chainer.Chain):
-    def __init__(self, width=32, heads=4, layers=2, classes=10, dropout=0.1):
+    """From images (B, 1, 8, 8) to the logits of the digits (B, 10)."""
+
+    def __init__(self, width=32, heads=2, layers=2, classes=10):
         super().__init__()
         with self.init_scope():
             self.patches = L.Convolution2D(1, width, PATCH, PATCH)
             self.places = chainer.Parameter(chainer.initializers.Normal(0.1), (1, width, 16))
-            self.layers = chainer.ChainList(*(Encoder(width, heads, dropout) for _ in range(layers)))
+            self.layers = chainer.ChainList(*(Encoder(width, heads) for _ in range(layers)))
             self.norm, self.head = L.LayerNormalization(width), L.Linear(width, classes)
 
     def forward(self, images):
@@ -70,7 +69,7 @@ def normalise(norm, x):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
     try:
         from sklearn.datasets import load_digits
@@ -80,7 +79,7 @@ def main() -> None:
     device = chainer.get_device("@numpy" if xp is np else "@cupy:0")
     device.use()
 
-    np.random.seed(0)
+    np.random.seed(0)  # noqa: NPY002, Chainer's generator
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)  # (1797, 1, 8, 8)
     data = chainer.datasets.TupleDataset(images, digits.target.astype(np.int32))
@@ -91,7 +90,9 @@ def main() -> None:
     print(f"{describe(xp)}; {len(train)} images, {model.count_params()} parameters, float32")
     optimizer = chainer.optimizers.Adam(2e-3).setup(model)
     batches = chainer.iterators.SerialIterator(train, 64)
-    trainer = Trainer(StandardUpdater(batches, optimizer, device=device), (arguments.epochs, "epoch"))
+    trainer = Trainer(
+        StandardUpdater(batches, optimizer, device=device), (arguments.epochs, "epoch")
+    )
     once = chainer.iterators.SerialIterator(test, 360, repeat=False, shuffle=False)
     trainer.extend(extensions.Evaluator(once, model, device=device))
     trainer.extend(extensions.LogReport(trigger=(1, "epoch"), filename=None))
