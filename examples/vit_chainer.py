@@ -47,7 +47,7 @@ class VisionTransformer(chainer.Chain):
         super().__init__()
         with self.init_scope():
             self.patches = L.Convolution2D(1, width, PATCH, PATCH)
-            self.places = chainer.Parameter(chainer.initializers.Normal(0.1), (1, width, 16))
+            self.places = chainer.Parameter(chainer.initializers.Normal(1), (1, width, 16))
             self.layers = chainer.ChainList(*(Encoder(width, heads) for _ in range(layers)))
             self.norm, self.head = L.LayerNormalization(width), L.Linear(width, classes)
 
@@ -89,7 +89,7 @@ def main() -> None:
     model.to_device(device)
     print(f"{describe(xp)}; {len(train)} images, {model.count_params()} parameters, float32")
     optimizer = chainer.optimizers.Adam(2e-3).setup(model)
-    batches = chainer.iterators.SerialIterator(train, 64)
+    batches = chainer.iterators.SerialIterator(train, 32)
     trainer = Trainer(
         StandardUpdater(batches, optimizer, device=device), (arguments.epochs, "epoch")
     )

@@ -223,3 +223,19 @@ def test_three_axes_and_empty_arrays(rng):
     out = flash_attention(empty, empty, empty)
     F.sum(out).backward()
     assert empty.grad.shape == empty.shape
+
+
+def test_recompute_hides_what_the_core_hides(qkv, rng):
+    """An infinite bias and a mask hide alike; the first row sees no key at all."""
+    visible = rng.random((6, 6)) < 0.6
+    visible[0] = False
+    results = []
+    for hiding in ({"mask": visible}, {"bias": np.where(visible, 0, -np.inf)}):
+        inputs = variables(*qkv)
+        out = flash_attention(*inputs, **hiding, double_backward="recompute")
+        grads = chainer.grad([F.sum(out**2)], inputs, enable_double_backprop=True)
+        F.sum(sum(F.sum(g**2) for g in grads)).backward()
+        results.append([x.grad for x in inputs])
+    for one, other in zip(*results, strict=True):
+        assert np.isfinite(one).all() and one.any()
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
