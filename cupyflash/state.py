@@ -55,9 +55,9 @@ class SavedState:
         names = ("q", "k", "v", "out", "row_max", "row_sum")
         arrays = ", ".join(f"{name}: {describe(getattr(self, name))}" for name in names)
         given = ", ".join(
-            f"{name}={_shown(value)}"
+            f"{name}={shown}"
             for name, value in self.options._asdict().items()
-            if value is not Options._field_defaults[name]
+            if (shown := _shown(value)) != _shown(Options._field_defaults[name])
         )
         return f"SavedState({arrays}; {given or 'no options'})"
 

@@ -85,7 +85,94 @@ __device__ TileStates<config.visibility> query_tile_states(const Params& params,
   }
 }
 
-/// Writes the state of every tile, one warp a tile. Elements past the ends do not count.
+/// What a warp has seen of a rectangle of a mask.
+struct Sight {
+  bool all = true;
+  bool any = false;
+
+  __device__ void see(bool every, bool some) {
+    all = all && every;
+    any = any || some;
+  }
+  /// Combines all lanes; returns whether there is nothing left to learn.
+  __device__ bool settle() {
+    all = __all_sync(0xffffffffu, all);
+    any = __any_sync(0xffffffffu, any);
+    return any && !all;
+  }
+  __device__ TileState state() const {
+    return all ? TileState::visible : any ? TileState::mixed : TileState::hidden;
+  }
+};
+
+/// Rows of 16 neighbouring elements at a time, by one warp.
+__device__ inline TileState scan_vectors(const MaskPlane& mask, const Range& rows,
+                                         const Range& cols) {
+  constexpr int unroll = 8;  // loads under way together
+  const int vectors = (cols.end - cols.begin) / 16;
+  const int count = (rows.end - rows.begin) * vectors;
+  Sight sight;
+  for (int base = threadIdx.x % 32; base - int(threadIdx.x % 32) < count; base += 32 * unroll) {
+    uint4 loaded[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int index = minimum(base + u * 32, count - 1);  // again the last, which changes nothing
+      const int64 offset = mask.strides.at(rows.begin + index / vectors, cols.begin);
+      loaded[u] = reinterpret_cast<const uint4*>(mask.first + offset)[index % vectors];
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const unsigned words[4] = {loaded[u].x, loaded[u].y, loaded[u].z, loaded[u].w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const bool has_zero = ((words[w] - 0x01010101u) & ~words[w] & 0x80808080u) != 0;
+        sight.see(!has_zero, words[w] != 0);
+      }
+    }
+    if (sight.settle()) break;
+  }
+  return sight.state();
+}
+
+/// The same element by element, whatever the strides are.
+__device__ inline TileState scan_elements(const MaskPlane& mask, const Range& rows,
+                                          const Range& cols) {
+  constexpr int unroll = 8;
+  Sight sight;
+  for (int first = cols.begin; first < cols.end; first += 32) {
+    const int col = minimum(first + int(threadIdx.x % 32), cols.end - 1);
+    for (int row = rows.begin; row < rows.end; row += unroll) {
+      uint8 loaded[unroll];
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        loaded[u] = mask.first[mask.strides.at(minimum(row + u, rows.end - 1), col)];
+      }
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) sight.see(loaded[u] != 0, loaded[u] != 0);
+      if (sight.settle()) return sight.state();
+    }
+  }
+  return sight.state();
+}
+
+/// The state of a rectangle of a mask; along broadcast axes one row or column stands for all.
+__device__ inline TileState scan(const MaskPlane& mask, Range rows, Range cols) {
+  const ScoreStrides& strides = mask.strides;
+  if (strides.row == 0) rows = {0, 1};
+  if (strides.col == 0) cols = {0, 1};
+  const auto address = reinterpret_cast<uint64>(mask.first + strides.at(rows.begin, cols.begin));
+  const bool vectors =
+      strides.col == 1 && (address | strides.row) % 16 == 0 && (cols.end - cols.begin) % 16 == 0;
+  return vectors ? scan_vectors(mask, rows, cols) : scan_elements(mask, rows, cols);
+}
+
+/// Blocks of `size` that meet an interval.
+__device__ inline Range blocks_of(const Range& indices, int size) {
+  return {indices.begin / size, (indices.end - 1) / size + 1};
+}
+
+/// Writes the state of every tile, one warp a tile. Elements past the ends do not count. Where
+/// several masks are mixed, so is the tile, although together they may hide all of it.
 template <auto config, class Params>
 __device__ void find_visible_tiles(const Params& params, uint8* visibility) {
   const TileMap<config> map(params);
@@ -95,29 +182,21 @@ __device__ void find_visible_tiles(const Params& params, uint8* visibility) {
   const int first_row = int(index / map.cols % map.rows) * config.block_m;
   const int head = int(index / map.cols / map.rows % map.heads);
   const Sequence sequence = {int(index / map.cols / map.rows / map.heads)};
-  const int rows = minimum(config.block_m, params.scores.map_rows - first_row);
-  const int cols = minimum(config.block_n, params.scores.map_cols - first_col);
+  const Range rows = {first_row, minimum(first_row + config.block_m, params.scores.map_rows)};
+  const Range cols = {first_col, minimum(first_col + config.block_n, params.scores.map_cols)};
 
   const ElementMask<config> mask(params, sequence, head);
-  bool all = true, any = false;
-  constexpr int block = 8;  // rows whose loads are under way together
-  for (int row = 0; row < rows && (all || !any); row += block) {
+  TileState state = TileState::visible;
+  if constexpr (config.block_mask) {
+    state = scan(mask.blocks, blocks_of(rows, mask.block_rows), blocks_of(cols, mask.block_cols));
+  }
 #pragma unroll
-    for (int r = 0; r < block; ++r) {
-      for (int col = threadIdx.x % 32; col < cols; col += 32) {
-        if (row + r >= rows) break;
-        const bool seen = mask.sees(first_row + row + r, first_col + col);
-        all = all && seen;
-        any = any || seen;
-      }
-    }
-    all = __all_sync(0xffffffffu, all);
-    any = __any_sync(0xffffffffu, any);
+  for (int m = 0; m < config.masks; ++m) {
+    if (state == TileState::hidden) break;
+    const TileState other = scan(mask.masks[m], rows, cols);
+    if (other != TileState::visible) state = other;
   }
-  if (threadIdx.x % 32 == 0) {
-    const TileState state = all ? TileState::visible : any ? TileState::mixed : TileState::hidden;
-    visibility[index] = static_cast<uint8>(state);
-  }
+  if (threadIdx.x % 32 == 0) visibility[index] = static_cast<uint8>(state);
 }
 
 }  // namespace cupyflash

@@ -127,10 +127,8 @@ struct KeyGradientMainloop {
       }
     }
     if constexpr (config.dropout) Shape::drop(scores, kept, head.dropout.keep_factor);
-    Shape::share(storage.transposed_scores, scores);
-    Shape::accumulate(grad_value, storage.transposed_scores, storage.grad_out);
-    Shape::share(storage.transposed_scores, gradients);
-    Shape::accumulate(grad_key, storage.transposed_scores, storage.query);
+    Shape::accumulate(grad_value, scores, storage.transposed_scores, storage.grad_out);
+    Shape::accumulate(grad_key, gradients, storage.transposed_scores, storage.query);
   }
 };
 

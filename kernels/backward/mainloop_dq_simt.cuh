@@ -39,8 +39,7 @@ struct QueryGradientMainloop {
     const Range tile_queries = {first_query, first_query + config.block_m};
     const Range key_tiles = tiles_of(band.seen_by_any(tile_queries), config.block_n);
     visit<true>(statistics, key_tiles, [&](const typename Shape::Scores& gradients) {
-      Shape::share(storage.scores, gradients);
-      Shape::accumulate(grad_query, storage.scores, storage.key);
+      Shape::accumulate(grad_query, gradients, storage.scores, storage.key);
     });
   }
 

@@ -57,13 +57,15 @@ struct BackwardShape {
     __syncwarp();
   }
 
-  /// sums += left * right for the warp's rows of `left`.
-  template <class Sums, class Left, class Right>
-  __device__ static void accumulate(Sums& sums, const Left& left, const Right& right) {
+  /// sums += left * right for the warp's rows of `left`, which go by way of `tile`.
+  template <class Sums, class Tile, class Right>
+  __device__ static void accumulate(Sums& sums, const Scores& left, Tile& tile,
+                                    const Right& right) {
+    share(tile, left);
     T ones[rows];
 #pragma unroll
     for (int i = 0; i < rows; ++i) ones[i] = T(1);
-    accumulate_product<working_registers, config.hides()>(sums, ones, left, lane_row(), right);
+    accumulate_product<working_registers, config.hides()>(sums, ones, tile, lane_row(), right);
   }
 
   /// What dropout makes of P, and of dP.

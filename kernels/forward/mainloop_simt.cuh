@@ -85,20 +85,21 @@ struct ForwardMainloop {
     while (n < key_tiles.end) {
       const Range tile_keys = {n * config.block_n, (n + 1) * config.block_n};
       const bool active = warp_keys.meets(tile_keys);  // the same in all lanes
+      bool unused = false;
       T correction[Shape::rows];
 
       wait_for_loads();
       load(storage.value, value, tile_keys.begin, valid_keys);
       if (active) {
-        attend(state, correction, tile_keys.begin, !unmasked_keys.covers(tile_keys),
-               !config.visibility || tiles.mixed(n));
+        unused = attend(state, correction, tile_keys.begin, !unmasked_keys.covers(tile_keys),
+                        !config.visibility || tiles.mixed(n));
       }
       wait_for_loads();
       n = tiles.next(n + 1, key_tiles.end);
       if (n < key_tiles.end) load(storage.key, key, n * config.block_n, valid_keys);
       if (active) {
         accumulate_product<working_registers, config.hides()>(
-            state.sums, correction, storage.probabilities, lane_row(), storage.value);
+            state.sums, correction, storage.probabilities, lane_row(), storage.value, unused);
       }
     }
     state.softmax.finish();
@@ -108,10 +109,11 @@ struct ForwardMainloop {
   // The product takes the registers of the scores, which are no longer needed; a wide head_dim
   // leaves room for less.
   static constexpr int sum_registers = Shape::rows * Shape::cols_v * int(sizeof(T) / 4);
-  static constexpr int working_registers = sum_registers < 96 ? 128 : 64;
+  static constexpr int working_registers = sum_registers < 96 && !config.hides() ? 128 : 64;
 
-  /// S = score(Q K^T), then P = exp(S - m) into shared memory.
-  __device__ void attend(ForwardState<config>& state, T (&correction)[Shape::rows], int first_key,
+  /// S = score(Q K^T), then P = exp(S - m) into shared memory. Returns whether there may be keys
+  /// whose P are all 0, and which may hold NaN.
+  __device__ bool attend(ForwardState<config>& state, T (&correction)[Shape::rows], int first_key,
                          bool masked, bool tested) const {
     Fragment<T, Shape::rows, Shape::cols> scores;
     multiply_rows(scores, storage.query, lane_row(), storage.key);
@@ -149,6 +151,7 @@ struct ForwardMainloop {
 #pragma unroll
       for (int j = 0; j < Shape::cols; ++j) row[j * LaneGrid::cols] = scores.at[i][j];
     }
+    return config.hides() && has_unused(scores);
   }
 };
 

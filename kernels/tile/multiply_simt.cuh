@@ -69,11 +69,27 @@ __device__ void clear_unused(Vector<T, width> (&right)[width][groups], const T* 
   }
 }
 
+/// Whether a column of the fragment, or a part of it that one lane has, is all 0: the same answer
+/// in all lanes of the warp.
+template <class T, int rows, int cols>
+__device__ bool has_unused(const Fragment<T, rows, cols>& left) {
+  bool unused = false;
+#pragma unroll
+  for (int j = 0; j < cols; ++j) {
+    bool used = false;
+#pragma unroll
+    for (int i = 0; i < rows; ++i) used = used || left.at[i][j] != T(0);
+    unused = unused || !used;
+  }
+  return __any_sync(0xffffffffu, unused);
+}
+
 /// Columns [first_group, first_group + groups) of accumulate_product.
 template <bool skips, int first_group, int groups, class T, int rows, int cols, class Left,
           class Right>
 __device__ void accumulate_groups(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
-                                  const Left& left, int first_row, const Right& right) {
+                                  const Left& left, int first_row, const Right& right,
+                                  bool unused) {
   constexpr int width = widest<T>;
   constexpr int group_stride = LaneGrid::cols * width;
   const T* left_row = left.row(first_row);
@@ -91,7 +107,9 @@ __device__ void accumulate_groups(Fragment<T, rows, cols>& sums, const T (&scale
         b[v][g] = read_vector(right_col + (n + v) * Right::stride + g * group_stride);
       }
     }
-    if constexpr (skips) clear_unused<rows>(b, left_row + n, Left::stride);
+    if constexpr (skips) {
+      if (unused) clear_unused<rows>(b, left_row + n, Left::stride);
+    }
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       const Vector<T, width> a = read_vector(left_row + i * LaneGrid::rows * Left::stride + n);
@@ -117,12 +135,13 @@ __device__ void accumulate_groups(Fragment<T, rows, cols>& sums, const T (&scale
 template <bool skips, int first_group, int group_limit, class T, int rows, int cols, class Left,
           class Right>
 __device__ void accumulate_from(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
-                                const Left& left, int first_row, const Right& right) {
+                                const Left& left, int first_row, const Right& right, bool unused) {
   constexpr int remaining = cols / widest<T> - first_group;
   if constexpr (remaining > 0) {
     constexpr int groups = remaining < group_limit ? remaining : group_limit;
-    accumulate_groups<skips, first_group, groups>(sums, scale, left, first_row, right);
-    accumulate_from<skips, first_group + groups, group_limit>(sums, scale, left, first_row, right);
+    accumulate_groups<skips, first_group, groups>(sums, scale, left, first_row, right, unused);
+    accumulate_from<skips, first_group + groups, group_limit>(sums, scale, left, first_row, right,
+                                                              unused);
   }
 }
 
@@ -134,18 +153,19 @@ __device__ void accumulate_from(Fragment<T, rows, cols>& sums, const T (&scale)[
 /// instead of the number of keys, and the rescaling costs no instruction of its own.
 /// `working_registers` bounds what that product and the vectors of `right` take, column groups
 /// being taken in turn. With `skips`, a row of `right` may hold NaN where all rows of `left` that
-/// the lane has are 0.
+/// the lane has are 0, which `unused` says may be.
 template <int working_registers, bool skips = false, class T, int rows, int cols, class Left,
           class Right>
 __device__ void accumulate_product(Fragment<T, rows, cols>& sums, const T (&scale)[rows],
-                                   const Left& left, int first_row, const Right& right) {
+                                   const Left& left, int first_row, const Right& right,
+                                   bool unused = true) {
   constexpr int width = widest<T>;
   constexpr int group_registers = (rows + width) * width * int(sizeof(T) / 4);
   constexpr int group_limit =
       working_registers > group_registers ? working_registers / group_registers : 1;
   static_assert(Left::cols == Right::rows && Right::cols == cols * LaneGrid::cols);
   static_assert(cols % widest<T> == 0 && Right::rows % widest<T> == 0);
-  accumulate_from<skips, 0, group_limit>(sums, scale, left, first_row, right);
+  accumulate_from<skips, 0, group_limit>(sums, scale, left, first_row, right, unused);
 }
 
 }  // namespace cupyflash
