@@ -107,9 +107,10 @@ struct ForwardMainloop {
 
  private:
   // The product takes the registers of the scores, which are no longer needed; a wide head_dim
-  // leaves room for less.
+  // leaves room for less, and so does the test for unused keys.
   static constexpr int sum_registers = Shape::rows * Shape::cols_v * int(sizeof(T) / 4);
-  static constexpr int working_registers = sum_registers < 96 && !config.hides() ? 128 : 64;
+  static constexpr int working_registers =
+      (sum_registers < 96 ? 128 : 64) / (config.hides() ? 2 : 1);
 
   /// S = score(Q K^T), then P = exp(S - m) into shared memory. Returns whether there may be keys
   /// whose P are all 0, and which may hold NaN.
