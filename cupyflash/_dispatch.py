@@ -52,7 +52,7 @@ def backward(
     if engine == "mma" and deterministic and not _mma_is_deterministic(call):
         engine = "simt"
     with call.place.current():
-        buffers = _gradient_buffers(call)
+        buffers = _gradient_buffers(call, engine)
         _engines.backward(engine)(
             problem,
             operands,
@@ -92,7 +92,7 @@ def _statistics_shape(call: Call) -> tuple[int, ...]:
     return problem.batch, problem.num_heads, problem.seqlen_q
 
 
-def _gradient_buffers(call: Call) -> GradientBuffers:
+def _gradient_buffers(call: Call, engine: str) -> GradientBuffers:
     """Uninitialised gradients: dense in the caller's axes, viewed in canonical ones."""
     problem, operands, layout = call.problem, call.operands, call.layout
     xp = call.place.namespace
@@ -102,12 +102,16 @@ def _gradient_buffers(call: Call) -> GradientBuffers:
 
     accumulator = problem.accumulator_dtype
     bias, sinks, score_mod = operands.bias, operands.sinks, operands.score_mod
+    dbias = None
+    if bias is not None:
+        rounded = problem.grad_bias_dtype(engine) == problem.bias_dtype
+        dbias = xp.empty(bias.shape, bias.dtype if rounded else accumulator)
     params = {} if score_mod is None else score_mod.params
     return GradientBuffers(
         dq=like(operands.query),
         dk=like(operands.key),
         dv=like(operands.value),
-        dbias=None if bias is None else xp.empty(bias.shape, accumulator),
+        dbias=dbias,
         dsinks=None if sinks is None else xp.empty(sinks.shape, "float32"),
         dscore_params=None
         if score_mod is None

@@ -58,6 +58,19 @@ class Problem:
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
+    def bias_is_summed(self) -> bool:
+        """Whether scores share elements of the bias; an axis of length 1 counts as shared."""
+        full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
+        return self.varlen or self.bias_shape != full or 1 in full[2:]
+
+    def grad_bias_dtype(self, engine: str) -> str:
+        """The dtype in which an engine writes dbias: what is not summed up can be rounded."""
+        narrow = self.bias_dtype in ("float16", "bfloat16")
+        if engine == "mma" and narrow and not self.bias_is_summed:
+            return str(self.bias_dtype)
+        return self.accumulator_dtype
+
+    @property
     def causal(self) -> bool:
         return self.window_right == 0
 

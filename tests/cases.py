@@ -105,9 +105,16 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if set(pair) not in EXCLUSIV
 SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
     "simt": frozenset(FEATURES),
-    "mma": frozenset(FEATURES) - {"mask", "block_mask", "bias", "score_mod", "dropout"},
+    "mma": frozenset(FEATURES) - {"score_mod"},
 }
 ENGINE_DTYPES = {"numpy": tuple(DTYPES), "simt": tuple(DTYPES), "mma": ("float16", "bfloat16")}
+
+
+def usual_dtype(engine: str) -> str:
+    """float32, or for engines without it bfloat16, which has its range."""
+    return "float32" if "float32" in ENGINE_DTYPES[engine] else "bfloat16"
+
+
 GPU_ENGINES = [engine for engine in SUPPORTED if engine != "numpy"]
 
 # FlashAttention-2's own matrix of its tests (tests/test_flash_attn.py): ragged on purpose.

@@ -20,6 +20,7 @@ __all__ = [
     "fill",
     "optional_addresses",
     "row_alignment",
+    "row_bytes",
     "values_of",
 ]
 
@@ -78,6 +79,17 @@ def row_alignment(pointers: int, strides: Iterable[Strides]) -> int:
     return alignment((pointers, *(stride for array in strides for stride in array[:-1])))
 
 
+def row_bytes(array: Any) -> int:
+    """Return the bytes of the widest access along every row of a 4-D array; None: an element's."""
+    if array is None:
+        return 1
+    *strides, step = array.strides
+    if step != array.itemsize or array.shape[-1] == 1:
+        return int(array.itemsize)
+    spread = (stride for stride, n in zip(strides, array.shape, strict=False) if n > 1)
+    return alignment((address(array), *spread, array.shape[-1] * step))
+
+
 class ScoreLayout(NamedTuple):
     """Shape and strides in bytes of an array that broadcasts over ``(b, h, sq, sk)``."""
 
@@ -110,6 +122,7 @@ class OptionalLayout(NamedTuple):
     blocks: ScoreLayout | None
     block_size: tuple[int, int]
     param_sizes: tuple[int, ...]  # elements of a score_mod's arrays
+    bias_bytes: int  # that an access along the bias's rows may move at once
 
     @classmethod
     def of(cls, operands: Operands) -> OptionalLayout:
@@ -128,6 +141,7 @@ class OptionalLayout(NamedTuple):
             None if block_mask is None else ScoreLayout.of(block_mask.blocks),
             (1, 1) if block_mask is None else block_mask.block_size,
             tuple(array.size for array in operands.score_arrays),
+            row_bytes(operands.bias),
         )
 
     def scores(self, mask_shape: tuple[int, ...]) -> npt.NDArray[np.void]:

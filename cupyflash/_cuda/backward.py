@@ -90,6 +90,7 @@ class BackwardStruct(NamedTuple):
     params: npt.NDArray[np.void]
     pointers: tuple[str, ...]  # in the order of the struct
     scratch: dict[str, tuple[int, str]]  # name -> number of elements, dtype
+    zeroed: tuple[str, ...] = ()  # arrays that are added to
 
 
 class _Prepared(NamedTuple):
@@ -158,6 +159,8 @@ def backward(
     layout = BackwardLayout.of(arrays, OptionalLayout.of(operands))
     prepared = _prepare(engine, problem, device_id, tiling, layout, deterministic)
     arrays |= allocate(prepared.struct.scratch)
+    for name in prepared.struct.zeroed:
+        arrays[name].fill(0)
     addresses: dict[str, Any] = {name: address(array) for name, array in arrays.items()}
     addresses.update(optional_addresses(operands))
     exact = engine == "simt" and deterministic
@@ -212,7 +215,8 @@ def _mma_struct(problem: Problem, layout: BackwardLayout, plan: MmaBackwardPlan)
     }
     if plan.config.deterministic:
         scratch["turns"] = sizes.turns, "int32"
-    return BackwardStruct(params, pointers_of(MMA_BACKWARD_POINTERS, problem), scratch)
+    zeroed = ("grad_bias",) if plan.zeroed_bias else ()
+    return BackwardStruct(params, pointers_of(MMA_BACKWARD_POINTERS, problem), scratch, zeroed)
 
 
 def _map_scratch(plan: BackwardPlan | MmaBackwardPlan) -> dict[str, tuple[int, str]]:
@@ -231,7 +235,7 @@ def _prepare(
     device = describe(device_id)
     tiling = tiling or tuned.find(engine, "backward", problem, device)
     plan = PLANNERS[engine].plan_backward(
-        problem, device, tiling, *layout.vector_bytes, deterministic
+        problem, device, tiling, *layout.vector_bytes, deterministic, layout.optional.bias_bytes
     )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)

@@ -52,6 +52,8 @@ class MmaForwardConfig:
     bias_dtype: str
     dropout: bool
     score_mod: bool
+    bias_width: int
+    exact_softcap: bool
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ class MmaBackwardConfig:
     bias_dtype: str
     dropout: bool
     score_mod: bool
+    bias_width: int
+    exact_softcap: bool
+    bias_rows: bool
+    bias_cols: bool
+    bias_shared: bool
+    grad_bias_dtype: str
     deterministic: bool
 
 

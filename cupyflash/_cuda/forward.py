@@ -157,7 +157,9 @@ def _prepare(
 ) -> Prepared:
     device = describe(device_id)
     tiling = tiling or tuned.find(engine, "forward", problem, device)
-    plan = PLANNERS[engine].plan_forward(problem, device, tiling, *layout.vector_bytes)
+    plan = PLANNERS[engine].plan_forward(
+        problem, device, tiling, *layout.vector_bytes, layout.optional.bias_bytes
+    )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
     params = forward_params(problem, layout)

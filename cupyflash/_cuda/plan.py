@@ -155,6 +155,7 @@ def plan_forward(
     tiling: Tiling | None = None,
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
+    bias_bytes: int = VECTOR_BYTES,
 ) -> ForwardPlan:
     """Plan a forward call.
 
@@ -166,6 +167,8 @@ def plan_forward(
         Default: the first of the tile table that fits the device.
     vector_bytes, store_bytes : int, default 16
         A power of two that divides all addresses and strides of the inputs, and of the output.
+    bias_bytes : int
+        The same for the rows of the bias; of no use here, where it is read by elements.
 
     Raises
     ------
@@ -201,6 +204,7 @@ def plan_backward(
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
     deterministic: bool = False,
+    bias_bytes: int = VECTOR_BYTES,
 ) -> BackwardPlan:
     """Plan a backward call; parameters and errors as in `plan_forward`.
 

@@ -31,7 +31,7 @@ from cupyflash._cuda.kernel import (
     stub,
     tile_map_of,
 )
-from cupyflash._cuda.params import FORWARD_PARAMS, size_assertion
+from cupyflash._cuda.params import FORWARD_PARAMS, ITEMSIZE, size_assertion
 from cupyflash._cuda.score_source import ScoreSource, definitions
 from cupyflash._cuda.tiles_mma import (
     BACKWARD_TILES,
@@ -56,13 +56,19 @@ __all__ = [
 ]
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
-SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"})
+SUPPORTED_FEATURES = frozenset(
+    {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
+    | {"mask", "block_mask", "bias", "dropout"}
+)
 LEAST_CAPABILITY = (8, 0)
 
 _ITEMSIZE = 2
 _ROW_LANES = 8  # of prepare and convert: QueryRow in kernels/backward/prepare_mma.cuh
 _ROW_THREADS = 256
 _SINKS_THREADS = 256
+_MAX_BIAS_BYTES = 4  # of an element in shared memory
+_LARGEST_FAST_SOFTCAP = 64.0  # the fast formula is off by a rounding error of the cap
+_LEAST_DIVISOR = 2.0**-40
 
 _Tile = TypeVar("_Tile", MmaForwardTile, MmaBackwardTile)
 
@@ -116,6 +122,7 @@ class MmaBackwardPlan:
     grad_sinks: KernelLaunch | None
     tile_map: TileMap | None
     score_mod: ScoreSource | None
+    zeroed_bias: bool  # the gradient of the bias is to be 0 before
 
     @property
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -158,6 +165,7 @@ def plan_forward(
     tiling: Tiling | MmaForwardTile | None = None,
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
+    bias_bytes: int = VECTOR_BYTES,
 ) -> MmaForwardPlan:
     """Plan a forward call.
 
@@ -169,6 +177,8 @@ def plan_forward(
         Default: the first of the tile table that fits the device.
     vector_bytes, store_bytes : int, default 16
         A power of two that divides all addresses and strides of the inputs, and of the output.
+    bias_bytes : int, default 16
+        The same for the rows of the bias.
 
     Raises
     ------
@@ -180,7 +190,7 @@ def plan_forward(
     table = FORWARD_TILES[_wider(problem)]
     tile = _choose(problem, device, table if tiling is None else (_given(tiling, table),))
     config = MmaForwardConfig(
-        **_common(problem, vector_bytes, store_bytes, (problem.head_dim_v,)),
+        **_common(problem, vector_bytes, store_bytes, bias_bytes, (problem.head_dim_v,)),
         block_m=tile.block_m,
         block_n=tile.block_n,
         warps=tile.warps,
@@ -191,7 +201,7 @@ def plan_forward(
         "cupyflash_forward_mma",
         row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads,
         32 * tile.warps,
-        tile.shared_memory(config.head_dim, config.head_dim_v),
+        tile.shared_memory(config.head_dim, config.head_dim_v, _bias_itemsize(problem)),
     )
     shown = Tiling(tile.block_m, tile.block_n, STAGES, tile.warps)
     visible = tile_map_of(problem, config.block_m, config.block_n)
@@ -206,6 +216,7 @@ def plan_backward(
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
     deterministic: bool = False,
+    bias_bytes: int = VECTOR_BYTES,
 ) -> MmaBackwardPlan:
     """Plan a backward call; parameters and errors as in `plan_forward`.
 
@@ -215,11 +226,17 @@ def plan_backward(
     table = BACKWARD_TILES[_wider(problem)]
     tile = _choose(problem, device, (*_splits(tiling), *table))
     config = MmaBackwardConfig(
-        **_common(problem, vector_bytes, store_bytes, (problem.head_dim, problem.head_dim_v)),
+        **_common(
+            problem, vector_bytes, store_bytes, bias_bytes, (problem.head_dim, problem.head_dim_v)
+        ),
         block_m=tile.block_m,
         block_n=tile.block_n,
         key_warps=tile.key_warps,
         query_warps=tile.query_warps,
+        bias_rows=problem.bias_shape[2:3] != (1,),
+        bias_cols=problem.bias_shape[3:] != (1,),
+        bias_shared=bool(problem.bias_shape) and problem.bias_is_summed,
+        grad_bias_dtype=problem.grad_bias_dtype("mma"),
         deterministic=deterministic,
     )
     warps = tile.key_warps * tile.query_warps
@@ -241,12 +258,13 @@ def plan_backward(
             "cupyflash_backward_mma",
             key_tiles,
             32 * warps,
-            tile.shared_memory(config.head_dim, config.head_dim_v),
+            tile.shared_memory(config.head_dim, config.head_dim_v, _bias_itemsize(problem)),
         ),
         kernel_launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
         grad_sinks,
         tile_map_of(problem, config.block_m, config.block_n),
         problem.score_mod,
+        config.bias and (config.bias_shared or config.window or config.visibility),
     )
 
 
@@ -312,7 +330,7 @@ def _choose(problem: Problem, device: Device, candidates: Iterable[_Tile]) -> _T
     limit = device.shared_memory_per_block_optin
     for tile in candidates:
         complaint = tile.complaint(*head_dims)
-        needed = tile.shared_memory(*head_dims)
+        needed = tile.shared_memory(*head_dims, _bias_itemsize(problem))
         if complaint is None and needed > limit:
             complaint = f"{needed} bytes of shared memory are needed and {limit} allowed"
         if complaint is None:
@@ -324,20 +342,41 @@ def _choose(problem: Problem, device: Device, candidates: Iterable[_Tile]) -> _T
     )
 
 
+def _bias_itemsize(problem: Problem) -> int:
+    """Return the bytes of an element of the bias in shared memory: float64 is narrowed there."""
+    return 0 if problem.bias_dtype is None else min(ITEMSIZE[problem.bias_dtype], _MAX_BIAS_BYTES)
+
+
 def _common(
-    problem: Problem, vector_bytes: int, store_bytes: int, stored: tuple[int, ...]
+    problem: Problem,
+    vector_bytes: int,
+    store_bytes: int,
+    bias_bytes: int,
+    stored: tuple[int, ...],
 ) -> dict[str, Any]:
     """Return the fields that the forward's and the backward's configurations share."""
-    plain = problem.softcap is None and not problem.extras & {"alibi_slopes", "score_mod"}
+    bias_width = 1
+    if problem.bias_dtype not in (None, "float64"):
+        bias_width = access_width(bias_bytes, ITEMSIZE[problem.bias_dtype])
     return {
         "dtype": problem.dtype,
         "head_dim": bucket(problem.head_dim),
         "head_dim_v": bucket(problem.head_dim_v),
         "load_width": access_width(vector_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         "store_width": access_width(store_bytes, _ITEMSIZE, *stored),
-        "raw_scores": plain and problem.softmax_scale > 0,
+        "raw_scores": _raw_scores(problem),
+        "bias_width": bias_width,
+        "exact_softcap": (problem.softcap or 0.0) > _LARGEST_FAST_SOFTCAP,
         **score_features(problem),
     }
+
+
+def _raw_scores(problem: Problem) -> bool:
+    """Whether the scale can wait for the exponent; ALiBi's slopes are then divided by it."""
+    if problem.softcap is not None or problem.extras & {"bias", "score_mod"}:
+        return False
+    least = _LEAST_DIVISOR if "alibi_slopes" in problem.extras else 0.0
+    return problem.softmax_scale > least
 
 
 # The stub.

@@ -38,10 +38,11 @@ class MmaForwardTile:
     kept_steps: int
     blocks: int
 
-    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
+    def shared_memory(self, head_dim: int, head_dim_v: int, bias_itemsize: int = 0) -> int:
         """Return ``MmaForwardShape::bytes``; head dims are padded ones here and below."""
         query = self.block_m * max(head_dim, head_dim_v)
-        return _ITEMSIZE * (query + STAGES * self.block_n * (head_dim + head_dim_v))
+        bias = STAGES * bias_itemsize * self.block_m * _bias_columns(self.block_n)
+        return _ITEMSIZE * (query + STAGES * self.block_n * (head_dim + head_dim_v)) + bias
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
@@ -67,12 +68,13 @@ class MmaBackwardTile:
     query_warps: int
     blocks: int
 
-    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
+    def shared_memory(self, head_dim: int, head_dim_v: int, bias_itemsize: int = 0) -> int:
         """Return ``MmaBackwardShape::bytes``."""
         operands = (self.block_n + STAGES * self.block_m) * (head_dim + head_dim_v)
         scores = 2 * self.block_m * self.block_n
         statistics = STAGES * 12 * self.block_m
-        return _ITEMSIZE * (operands + scores) + statistics
+        bias = STAGES * bias_itemsize * self.block_m * _bias_columns(self.block_n)
+        return _ITEMSIZE * (operands + scores) + statistics + bias
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
@@ -102,6 +104,11 @@ class MmaBackwardTile:
         ):
             warps //= 2
         return warps
+
+
+def _bias_columns(block_n: int) -> int:
+    """Return ``BiasTile::Storage::cols``, in elements."""
+    return -(-block_n // 32) * 32
 
 
 def bucket(head_dim: int) -> int:

@@ -20,6 +20,7 @@ from cupyflash._cuda.cache import path
 from cupyflash._cuda.device import Device, current, require_cupy
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._engines import select
+from cupyflash.bench import features as feature_bench
 from cupyflash.bench import report
 from cupyflash.bench.inputs import Inputs, draw
 from cupyflash.bench.peers import PEERS, Contender, Ours
@@ -100,6 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time our legal tiles in place of peers; later calls on this GPU use the fastest",
     )
+    parser.add_argument(
+        "--features",
+        action="store_true",
+        help="time our features beside the call without them, and FlexAttention if it is here",
+    )
 
 
 def _positive(text: str) -> int:
@@ -122,6 +128,7 @@ def bench(
     masks: Sequence[str],
     rounds: int,
     tune: bool,
+    features: bool,
 ) -> None:
     """Time everybody on every workload and print a row as soon as it is known.
 
@@ -140,6 +147,9 @@ def bench(
     stopwatch = Stopwatch(partial(device_milliseconds, rounds=rounds), extra_bytes)
     if tune:
         tune_all(workloads, directions, engine, gpu, stopwatch)
+        return
+    if features:
+        time_features(workloads, directions, engine, peers, gpu, stopwatch, json_path)
         return
     contenders, left_out = present([Ours(engine), *chosen(peers)])
     for name, reason in left_out.items():
@@ -186,6 +196,34 @@ def tune_all(
         for direction in directions:
             print(tune_tiles(workload, direction, serving, gpu, copies, stopwatch), flush=True)
             release()
+
+
+def time_features(
+    workloads: Sequence[Workload],
+    directions: Sequence[str],
+    engine: str | None,
+    peers: Sequence[str],
+    gpu: Device,
+    stopwatch: Stopwatch,
+    json_path: Path | None,
+) -> None:
+    """Time every feature beside the same call without it; FlexAttention too unless no peers."""
+    missing = feature_bench.flex_missing() if peers else "no peers asked for"
+    if missing:
+        print(f"left out: {feature_bench.FLEX}: {missing}", file=sys.stderr)
+    results: list[feature_bench.FeatureResult] = []
+    for workload in workloads:
+        print(f"{gpu.name}: {workload.name}, {workload.dtype}\n{feature_bench.header()}")
+        inputs = draw(workload)
+        for direction in directions:
+            found = feature_bench.measure(
+                workload, direction, inputs, engine, not missing, stopwatch.milliseconds
+            )
+            print("\n".join(map(feature_bench.line, found)), flush=True)
+            results += found
+            release()
+        if json_path is not None:
+            write(json_path, feature_bench.to_json(results, machine(gpu.name)))
 
 
 def drawn(gpu: Device, workload: Workload) -> list[Inputs]:

@@ -12,7 +12,7 @@ from cupyflash._arrays import BFLOAT16
 from cupyflash._cuda.device import require_cupy
 from cupyflash.bench.workloads import Workload
 
-__all__ = ["TOLERANCE", "Inputs", "disagreement", "draw", "reference_rows", "sampled"]
+__all__ = ["TOLERANCE", "Inputs", "disagreement", "draw", "normal", "reference_rows", "sampled"]
 
 Array = Any
 
@@ -33,18 +33,18 @@ class Inputs:
 
 def draw(workload: Workload) -> Inputs:
     """Return standard normal numbers on the device."""
-    random = require_cupy().random
     rows = (workload.batch, workload.seqlen_q, workload.num_heads, workload.head_dim)
     columns = (workload.batch, workload.seqlen_k, workload.num_heads_kv, workload.head_dim)
+    return Inputs(*(normal(shape, workload.dtype) for shape in (rows, columns, columns, rows)))
 
-    def normal(shape: tuple[int, ...]) -> Array:
-        numbers = random.standard_normal(shape, dtype="float32")
-        if workload.dtype == "bfloat16":  # by its bits: CuPy has no such cast in every version
-            bits = (numbers.view("uint32") + 0x8000) >> 16
-            return bits.astype("uint16").view(BFLOAT16)
-        return numbers.astype(workload.dtype, copy=False)
 
-    return Inputs(normal(rows), normal(columns), normal(columns), normal(rows))
+def normal(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return standard normal numbers on the device, of a dtype by its name."""
+    numbers = require_cupy().random.standard_normal(shape, dtype="float32")
+    if dtype == "bfloat16":  # by its bits: CuPy has no such cast in every version
+        bits = (numbers.view("uint32") + 0x8000) >> 16
+        return bits.astype("uint16").view(BFLOAT16)
+    return numbers.astype(dtype, copy=False)
 
 
 def sampled(workload: Workload, array: Array) -> Array:

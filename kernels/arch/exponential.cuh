@@ -1,4 +1,4 @@
-// ex2: 2**x by the special function unit, and the softmax's exponential from it.
+// ex2, rcp: 2**x and 1 / x by the special function unit, and the softmax's exponential.
 #pragma once
 
 namespace cupyflash {
@@ -7,6 +7,13 @@ namespace cupyflash {
 __device__ inline float exp2_hardware(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// 1 / x within 1 unit in the last place; 0 for inf.
+__device__ inline float reciprocal_hardware(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 

@@ -19,6 +19,11 @@ __device__ inline void reduce_add(float* target, float4 value) {
 #endif
 }
 
+/// target += value, atomically.
+__device__ inline void reduce_add(float* target, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(target), "f"(value) : "memory");
+}
+
 /// Waits until the counter is `turn`; what other blocks wrote before they advanced it is visible.
 __device__ inline void await_turn(const int* counter, int turn) {
   int now;

@@ -27,6 +27,12 @@ __device__ inline uint4 load_shared(unsigned address) {
   return value;
 }
 
+__device__ inline float load_shared_float(unsigned address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ inline float2 load_shared_pair(unsigned address) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

@@ -28,11 +28,18 @@ struct MmaForwardConfig {
   DataType bias_dtype;
   bool dropout;
   bool score_mod;
+  int bias_width;      // elements that one load of the bias moves
+  bool exact_softcap;  // by the library's tanh
 
   __device__ constexpr int threads() const { return 32 * warps; }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
+  /// Whether scores may be of any size: differences are then taken before they are multiplied, as
+  /// a product is off by more than 1 for large ones.
+  __device__ constexpr bool unbounded() const { return bias || score_mod; }
+  /// Whether masks say element by element which scores are hidden.
+  __device__ constexpr bool masked() const { return masks > 0 || block_mask; }
 };
 
 struct MmaBackwardConfig {
@@ -57,13 +64,24 @@ struct MmaBackwardConfig {
   DataType bias_dtype;
   bool dropout;
   bool score_mod;
-  bool deterministic;  // blocks add to a query tile in the order of their keys
+  int bias_width;
+  bool exact_softcap;
+  bool bias_rows;            // the bias has an axis of queries
+  bool bias_cols;            // and one of keys
+  bool bias_shared;          // several scores add to one element of its gradient
+  DataType grad_bias_dtype;  // as the gradient is written, or added to: float32
+  bool deterministic;        // blocks add to a query tile in the order of their keys
 
   __device__ constexpr int warps() const { return key_warps * query_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
+  /// Whether scores may be of any size: differences are then taken before they are multiplied, as
+  /// a product is off by more than 1 for large ones.
+  __device__ constexpr bool unbounded() const { return bias || score_mod; }
+  /// Whether masks say element by element which scores are hidden.
+  __device__ constexpr bool masked() const { return masks > 0 || block_mask; }
 };
 
 }  // namespace cupyflash

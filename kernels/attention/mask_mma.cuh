@@ -1,8 +1,8 @@
-// The predicate on fragments of mma.sync, and the scores that are more than a product.
+// The predicate on fragments of mma.sync.
 #pragma once
 
+#include "attention/element_mask.cuh"
 #include "attention/key_range.cuh"
-#include "attention/score.cuh"
 #include "tile/fragment_mma.cuh"
 
 namespace cupyflash {
@@ -29,6 +29,39 @@ __device__ void apply_mask(MmaFragment<m_tiles, n_tiles>& scores, const Band& ba
             scores.at[i][j][2 * r + c] = -infinity<float>;
           }
         }
+      }
+    }
+  }
+}
+
+/// The same by element masks. Rows are queries, or keys where `transposed`.
+template <bool transposed, auto config, int m_tiles, int n_tiles>
+__device__ void hide_unseen(MmaFragment<m_tiles, n_tiles>& scores, const ElementMask<config>& mask,
+                            int first_row, int first_col) {
+  constexpr int cols = 2 * n_tiles;  // of a lane
+  static_assert(2 * m_tiles * cols <= 64);
+  uint64 seen = 0;
+  // A row at a time: the loads of one are under way together, and the code stays short.
+#pragma unroll 1
+  for (int r = 0; r < 2 * m_tiles; ++r) {
+    const int row = first_row + r * 8 + MmaLane::row();
+    unsigned bits = 0;
+#pragma unroll
+    for (int c = 0; c < cols; ++c) {
+      const int col = first_col + c / 2 * 8 + c % 2 + MmaLane::col();
+      const bool visible = transposed ? mask.sees(col, row) : mask.sees(row, col);
+      bits |= unsigned(visible) << c;
+    }
+    seen |= uint64(bits) << (r * cols);
+  }
+#pragma unroll
+  for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < n_tiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int bit = (2 * i + e / 2) * cols + 2 * j + e % 2;
+        if ((seen >> bit & 1) == 0) scores.at[i][j][e] = -infinity<float>;
       }
     }
   }

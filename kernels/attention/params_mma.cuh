@@ -9,7 +9,7 @@ namespace cupyflash {
 /// seqlen_q and then up to a multiple of block_m (varlen: one block_m more).
 struct MmaBackwardParams {
   float* query_sums;  // (b, h, rows, padded head_dim), as in QuerySums: dq / softmax_scale
-  float* statistics;  // (b, h, rows, 3): m * log2(e), 1 / l, D
+  float* statistics;  // (b, h, rows, 3): m * log2(e), 1 / l, D; unbounded scores: m
   int* turns;  // (b, h, tiles): key tiles that have added to a query tile; deterministic only
   BackwardParams common;
   int64 rows;

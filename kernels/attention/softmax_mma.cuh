@@ -3,7 +3,8 @@
 //
 // P = exp2(score * factor - shift) with a shift that follows the maximum only when that has grown
 // by more than `slack`: P is then at most 2**slack, as exact relative to l as ever, and the sums
-// are multiplied a few times a row instead of once a tile.
+// are multiplied a few times a row instead of once a tile. For unbounded scores the shift is in
+// their unit, P = exp2((score - shift) * factor).
 #pragma once
 
 #include "arch/exponential.cuh"
@@ -12,9 +13,10 @@
 
 namespace cupyflash {
 
-template <int m_tiles>
+template <int m_tiles, bool unbounded>
 struct MmaSoftmax {
-  static constexpr float slack = 6.0f;
+  static constexpr float slack = 6.0f;  // in exponents of 2
+  static constexpr float log2e = 1.4426950408889634f;
   // As long as no key was seen: any exponent is then 0 or -inf, and P = 0.
   static constexpr float none = -3.4028234663852886e38f;
 
@@ -40,6 +42,17 @@ struct MmaSoftmax {
     row_max[i][1] = fmaxf(row_max[i][1], fmaxf(scores[2], scores[3]));
   }
 
+  /// A score in the unit of shifts.
+  __device__ float scaled(float score) const { return unbounded ? score : score * factor; }
+  /// The exponent of 2 of a score, relative to a shift.
+  __device__ float exponent(float score, float shift) const {
+    return unbounded ? (score - shift) * factor : fmaf(score, factor, -shift);
+  }
+  /// What sums relative to `before` are to be multiplied by to be relative to `after`.
+  __device__ float correction(float before, float after) const {
+    return exp2_hardware(unbounded ? (before - after) * factor : before - after);
+  }
+
   /// Completes row_max; returns, alike in all lanes, whether a shift has to follow.
   __device__ bool reduce() {
     bool follow = false;
@@ -48,7 +61,8 @@ struct MmaSoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         row_max[i][r] = quad_maximum(row_max[i][r]);
-        follow = follow || row_max[i][r] * factor > shift[i][r] + slack;
+        follow =
+            follow || scaled(row_max[i][r]) > shift[i][r] + (unbounded ? slack / log2e : slack);
       }
     }
     return __any_sync(0xffffffffu, follow);
@@ -60,24 +74,28 @@ struct MmaSoftmax {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float next = fmaxf(row_max[i][r] * factor, none);
-        correction[i][r] = exp2_hardware(shift[i][r] - next);
+        const float next = fmaxf(scaled(row_max[i][r]), none);
+        correction[i][r] = this->correction(shift[i][r], next);
         row_sum[i][r] *= correction[i][r];
         shift[i][r] = next;
       }
     }
   }
 
-  /// Four scores of row tile i become two pairs of probabilities.
+  /// Four scores of row tile i become two pairs of probabilities; `keep` says which of them dropout
+  /// leaves, all being summed up.
   template <DataType dtype>
-  __device__ void exponentiate(int i, const float (&scores)[4], unsigned& upper, unsigned& lower) {
+  __device__ void exponentiate(int i, const float (&scores)[4], unsigned& upper, unsigned& lower,
+                               const bool (&keep)[4] = {true, true, true, true}) {
     float p[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      p[e] = exp2_hardware(fmaf(scores[e], factor, -shift[i][e >> 1]));
+      p[e] = exp2_hardware(exponent(scores[e], shift[i][e >> 1]));
     }
     row_sum[i][0] += p[0] + p[1];
     row_sum[i][1] += p[2] + p[3];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) p[e] = keep[e] ? p[e] : 0.0f;
     upper = pack_pair<dtype>(p[0], p[1]);
     lower = pack_pair<dtype>(p[2], p[3]);
   }

@@ -53,6 +53,19 @@ struct TileStates {
     }
   }
 
+  __device__ TileState at(int n) const { return first[n * stride]; }
+
+  /// Tiles of [begin, end) that are not hidden; to be called by whole warps.
+  __device__ int count(int begin, int end) const {
+    int total = 0;
+    for (int n = begin; n < end; n += 32) {
+      const int mine = n + int(threadIdx.x & 31);
+      const bool shown = mine < end && at(mine) != TileState::hidden;
+      total += __popc(__ballot_sync(0xffffffffu, shown));
+    }
+    return total;
+  }
+
   /// Whether the elements of tile n have to be tested.
   __device__ bool mixed(int n) const { return given && first[n * stride] == TileState::mixed; }
 };

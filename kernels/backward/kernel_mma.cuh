@@ -62,9 +62,9 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
   const int batch = sequence.batch;
   const float scale = float(attention.softmax_scale);
 
-  const Mainloop mainloop{shared_address(shared_memory),
-                          visible_band<config.window>(attention, sequence), tile.first_row,
-                          config.raw_scores ? scale * log2e : log2e};
+  const Mainloop mainloop{{shared_address(shared_memory),
+                           visible_band<config.window>(attention, sequence), tile.first_row,
+                           config.raw_scores ? scale * log2e : log2e}};
   mainloop.load_keys(head_rows<Input>(common.key, common.key_strides, batch, sequence.first_key,
                                       tile.head, attention.head_dim),
                      head_rows<Input>(common.value, common.value_strides, batch, sequence.first_key,
@@ -75,16 +75,27 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
   grad_value.fill(0.0f);
   for (int g = 0; g < attention.group_size; ++g) {
     const int head = tile.head * attention.group_size + g;
+    const Score<config> score(common, sequence, head);
     const int64 scratch = params.scratch_row(sequence, head, config.varlen);
-    mainloop.run({{head_rows<Input>(common.query, common.query_strides, batch, sequence.first_query,
-                                    head, attention.head_dim)},
-                  {head_rows<Input>(common.grad_out, common.grad_out_strides, batch,
-                                    sequence.first_query, head, attention.head_dim_v)},
-                  params,
-                  scratch,
-                  params.first_turn(sequence, head, config.varlen, config.block_m),
-                  typename Mainloop::ScoreOf(common, sequence, head)},
-                 grad_key, grad_value);
+    mainloop.run(
+        {{head_rows<Input>(common.query, common.query_strides, batch, sequence.first_query, head,
+                           attention.head_dim)},
+         {head_rows<Input>(common.grad_out, common.grad_out_strides, batch, sequence.first_query,
+                           head, attention.head_dim_v)},
+         params,
+         scratch,
+         params.first_turn(sequence, head, config.varlen, config.block_m),
+         score,
+         MmaScore<config>(common, score),
+         ElementMask<config>(common, sequence, head),
+         query_tile_states<config>(common, common.visibility, batch, head,
+                                   tile.first_row / config.block_n),
+         Dropout<config>(common, sequence, head),
+         kept_share<config>(attention),
+         BiasGradient<config>(common, sequence, head, 1.0f / kept_share<config>(attention)),
+         batch,
+         head},
+        grad_key, grad_value);
   }
   copy_async_wait();  // all copies, also of a key tile that no query sees: its group is open
   __syncthreads();    // the tiles are no longer read
@@ -93,11 +104,13 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
   write_key_gradient<config>(
       head_rows<Output>(common.grad_key, common.grad_key_strides, place.sequence.batch,
                         place.sequence.first_key, place.head, attention.head_dim),
-      place, mainloop.key_tile(), grad_key, float(attention.softmax_scale));
+      place, mainloop.block.key_tile(), grad_key,
+      float(attention.softmax_scale) / kept_share<config>(attention));
   write_key_gradient<config>(
       head_rows<Output>(common.grad_value, common.grad_value_strides, place.sequence.batch,
                         place.sequence.first_key, place.head, attention.head_dim_v),
-      place, mainloop.value_tile(), grad_value, 1.0f);
+      place, mainloop.block.value_tile(), grad_value,
+      config.dropout ? float(attention.keep_factor) : 1.0f);
 }
 
 }  // namespace cupyflash

@@ -13,125 +13,109 @@
 // others' P and dS from shared memory; dQ follows at once.
 #pragma once
 
-#include "arch/exponential.cuh"
 #include "arch/opaque.cuh"
-#include "arch/pack.cuh"
-#include "arch/reduce.cuh"
-#include "attention/mask_mma.cuh"
-#include "attention/params_mma.cuh"
-#include "attention/query_sums.cuh"
-#include "backward/shape_mma.cuh"
-#include "tile/load_swizzled.cuh"
-#include "tile/multiply_mma.cuh"
+#include "backward/query_gradient_mma.cuh"
+#include "backward/scores_mma.cuh"
 
 namespace cupyflash {
 
 template <MmaBackwardConfig config>
 struct MmaBackwardMainloop {
-  using Shape = MmaBackwardShape<config>;
-  using Scores = typename Shape::Scores;
-  using KeySums = typename Shape::KeySums;
-  using ValueSums = typename Shape::ValueSums;
-  using QueryTile = typename Shape::QueryTile;
-  using GradOutTile = typename Shape::GradOutTile;
-  using KeyTile = typename Shape::KeyTile;
-  using ValueTile = typename Shape::ValueTile;
-  using ScoreTile = typename Shape::ScoreTile;
-  using Rows = GlobalRows<const Element<config.dtype>>;
-  using ScoreOf = Score<config>;
-  static constexpr int m_tiles = Shape::m_tiles;
-  static constexpr int n_tiles = Shape::n_tiles;
-  static constexpr int pieces = m_tiles * n_tiles;
+  using Block = MmaBackwardBlock<config>;
+  using Gradients = MmaScoreGradients<config>;
+  using QueryGradient = MmaQueryGradient<config>;
+  using Shape = typename Block::Shape;
+  using Head = typename Block::Head;
+  using Scores = typename Block::Scores;
+  using Probabilities = typename Block::Probabilities;
+  using KeySums = typename Block::KeySums;
+  using ValueSums = typename Block::ValueSums;
+  using QueryTile = typename Block::QueryTile;
+  using GradOutTile = typename Block::GradOutTile;
+  using KeyTile = typename Block::KeyTile;
+  using ValueTile = typename Block::ValueTile;
+  using ScoreTile = typename Block::ScoreTile;
+  using Rows = typename Block::Rows;
+  using Walk = typename Block::Walk;
+  template <class Tile>
+  using Loader = typename Block::template Loader<Tile>;
+  static constexpr int m_tiles = Block::m_tiles;
+  static constexpr int n_tiles = Block::n_tiles;
+  static constexpr int pieces = Block::pieces;
+  static constexpr int units = Block::units;
   static constexpr int query_steps = Shape::warp_queries / 16;
 
-  template <class Tile>
-  using Loader = SwizzledLoader<Tile, config.threads(), config.load_width, Element<config.dtype>>;
-
-  using Probabilities = MmaOperand<m_tiles, n_tiles>;
-
-  /// What one query head contributes.
-  struct Head {
-    Loader<QueryTile> query;
-    Loader<GradOutTile> grad_out;
-    const MmaBackwardParams& params;
-    int64 scratch;  // row of the sequence's first query
-    int* turns;     // of the sequence's first query tile
-    ScoreOf score;
-  };
-
-  unsigned shared;  // address of the block's shared memory
-  Band band;        // queries by keys
-  int first_key;
-  float factor;  // from scores to exponents of 2
-
-  __device__ KeyTile key_tile() const { return {shared}; }
-  __device__ ValueTile value_tile() const { return {shared + Shape::value_offset}; }
-  __device__ QueryTile query_tile(int m) const {
-    return {shared + Shape::query_offset + (m & 1) * QueryTile::bytes};
-  }
-  __device__ GradOutTile grad_out_tile(int m) const {
-    return {shared + Shape::grad_out_offset + (m & 1) * GradOutTile::bytes};
-  }
-  /// dS^T; with an exchange, P^T is in the other.
-  __device__ ScoreTile score_tile(int m) const {
-    return {shared + Shape::score_offset + (Shape::exchange ? 0 : m & 1) * ScoreTile::bytes};
-  }
-  __device__ ScoreTile probability_tile() const {
-    return {shared + Shape::score_offset + ScoreTile::bytes};
-  }
-  /// m * log2(e), 1 / l, D, block_m of each.
-  __device__ unsigned statistics(int m) const {
-    return shared + Shape::statistics_offset + (m & 1) * Shape::statistics_bytes;
-  }
+  Block block;
 
   /// Starts loading K and V; the first barrier of `run` completes it.
   __device__ void load_keys(const Rows& key, const Rows& value) const {
-    const Range valid_keys = band.seen_by_any({0, band.rows});
-    Loader<KeyTile>{key}.load(key_tile(), first_key, valid_keys);
-    Loader<ValueTile>{value}.load(value_tile(), first_key, valid_keys);
+    const Range valid_keys = block.band.seen_by_any({0, block.band.rows});
+    Loader<KeyTile>{key}.load(block.key_tile(), block.first_key, valid_keys);
+    Loader<ValueTile>{value}.load(block.value_tile(), block.first_key, valid_keys);
   }
 
   __device__ void run(const Head& head, KeySums& grad_key, ValueSums& grad_value) const {
-    const Band transposed = band.transposed();
-    const Range tile_keys = {first_key, first_key + config.block_n};
+    const Band transposed = block.band.transposed();
+    const Range tile_keys = {block.first_key, block.first_key + config.block_n};
     const Range tiles = tiles_of(transposed.seen_by_any(tile_keys), config.block_m);
-    if (tiles.begin >= tiles.end) return;
+    Walk walk(head.states, tiles);
+    if (!walk.exists(0)) return;
     const Range valid_queries = transposed.seen_by_any({0, transposed.rows});
     const Range unmasked =
-        tile_keys.end > band.cols ? Range{0, 0} : transposed.seen_by_all(tile_keys);
+        tile_keys.end > block.band.cols ? Range{0, 0} : transposed.seen_by_all(tile_keys);
 
-    head.query.load(query_tile(tiles.begin), tiles.begin * config.block_m, valid_queries);
-    head.grad_out.load(grad_out_tile(tiles.begin), tiles.begin * config.block_m, valid_queries);
-    load_statistics(head, tiles.begin, valid_queries);
-    copy_async_commit();
-    for (int m = tiles.begin; m < tiles.end; ++m) {
+    load_queries(head, walk.slot(), walk.tile(0), valid_queries);
+    int last = 0;         // the tile before this one
+    bool hidden = false;  // whether it hides something that no block.band hides
+    for (bool first = true; walk.exists(0); first = false) {
+      const int m = walk.tile(0);
       copy_async_wait_group<0>();
-      __syncthreads();
+      hidden = barrier(hidden);
       // Without a next tile, zeros are written where nothing is read.
-      const Range next_queries = m + 1 < tiles.end ? valid_queries : Range{0, 0};
+      const Range next_queries = walk.exists(1) ? valid_queries : Range{0, 0};
       if constexpr (!Shape::exchange) {
-        if (m > tiles.begin) add_query_gradient(head, m - 1);
+        if (!first) {
+          QueryGradient::put_bias(block, head, walk.slot() - 1, last);
+          QueryGradient::add(block, head, walk.slot() - 1, last, hidden);
+        }
       }
       const Range tile_queries = {m * config.block_m, (m + 1) * config.block_m};
-      step(head, grad_key, grad_value, m, !unmasked.covers(tile_queries), next_queries);
+      hidden = step(head, grad_key, grad_value, walk, !unmasked.covers(tile_queries), next_queries);
       if constexpr (Shape::exchange) {
-        add_query_gradient(head, m);
+        QueryGradient::put_bias(block, head, walk.slot(), m);
+        QueryGradient::add(block, head, walk.slot(), m, hidden);
       }
+      last = m;
+      walk.advance();
     }
     copy_async_wait_group<0>();  // the zeros too, before another head's tiles come
-    __syncthreads();
-    if constexpr (!Shape::exchange) add_query_gradient(head, tiles.end - 1);
+    hidden = barrier(hidden);
+    if constexpr (!Shape::exchange) {
+      QueryGradient::put_bias(block, head, walk.slot() - 1, last);
+      QueryGradient::add(block, head, walk.slot() - 1, last, hidden);
+    }
   }
 
  private:
-  __device__ void load_next(const Head& head, int m, const Range& valid) const {
-    head.query.load(query_tile(m), m * config.block_m, valid);
-    head.grad_out.load(grad_out_tile(m), m * config.block_m, valid);
-    load_statistics(head, m, valid);
+  /// Waits for all warps, and tells whether something is hidden for any of them.
+  __device__ static bool barrier(bool hidden) {
+    if constexpr (config.hides()) return __syncthreads_or(hidden);
+    __syncthreads();
+    return false;
+  }
+
+  __device__ void load_queries(const Head& head, int slot, int m, const Range& valid) const {
+    head.query.load(block.query_tile(slot), m * config.block_m, valid);
+    head.grad_out.load(block.grad_out_tile(slot), m * config.block_m, valid);
+    load_statistics(head, slot, m, valid);
+    if constexpr (config.bias) {
+      BiasLoader<typename Block::Bias, config.threads(), config.bias_width>::load(
+          block.bias_tile(slot), head.score.bias, m * config.block_m, block.first_key);
+    }
     copy_async_commit();
   }
 
-  __device__ void load_statistics(const Head& head, int m, const Range& valid) const {
+  __device__ void load_statistics(const Head& head, int slot, int m, const Range& valid) const {
     const int first_query = m * config.block_m;
     const float* source = head.params.statistics + (opaque(head.scratch) + first_query) * 3;
     constexpr int count = 3 * config.block_m;
@@ -142,7 +126,7 @@ struct MmaBackwardMainloop {
       const int index = base + thread;
       const int row = index / 3, kind = index % 3;
       if (index < count) {
-        copy_async_to<4>(statistics(m) + (kind * config.block_m + row) * 4, source + index,
+        copy_async_to<4>(block.statistics(slot) + (kind * config.block_m + row) * 4, source + index,
                          valid.contains(first_query + row));
       }
     }
@@ -158,33 +142,44 @@ struct MmaBackwardMainloop {
     cupyflash::multiply_slice<config.dtype>(scores, a, right, step);
   }
 
-  /// One tile: dK and dV, and dS^T in shared memory.
-  __device__ void step(const Head& head, KeySums& grad_key, ValueSums& grad_value, int m,
+  /// One tile: dK and dV, and dS^T in shared memory. Returns whether something is hidden that no
+  /// block.band hides, for this warp, or, with an exchange, for any.
+  __device__ bool step(const Head& head, KeySums& grad_key, ValueSums& grad_value, const Walk walk,
                        bool masked, const Range& next_queries) const {
+    const int slot = walk.slot(), m = walk.tile(0);
     const int key_row = Shape::key_row();
     const int query_col = Shape::query_warp() * Shape::warp_queries;
-    const unsigned stat = statistics(m) + (query_col + MmaLane::col()) * 4;
+    const unsigned stat = block.statistics(slot) + (query_col + MmaLane::col()) * 4;
     Scores scores;
     scores.fill(0.0f);
     {
-      const auto left = WalkOf<KeyTile>::left(key_tile(), key_row);
-      const auto right = WalkOf<QueryTile>::right(query_tile(m), query_col);
+      const auto left = WalkOf<KeyTile>::left(block.key_tile(), key_row);
+      const auto right = WalkOf<QueryTile>::right(block.query_tile(slot), query_col);
 #pragma unroll
       for (int k = 0; k < config.head_dim / 16; ++k) {
         multiply_slice(scores, left, right, k);
         // Here, so that the arithmetic of addresses has products to fill.
-        if (k == 0) load_next(head, m + 1, next_queries);
+        if (k == 0) load_queries(head, slot + 1, walk.ahead_of(m, 1), next_queries);
       }
     }
     if (masked) {
-      apply_mask(scores, band.transposed(), first_key + key_row, m * config.block_m + query_col);
+      apply_mask(scores, block.band.transposed(), block.first_key + key_row,
+                 m * config.block_m + query_col);
+    }
+    bool hidden = false;
+    if constexpr (config.masked()) {
+      if (walk.mixed(0) || !config.visibility) {
+        hide_unseen<true>(scores, head.mask, block.first_key + key_row,
+                          m * config.block_m + query_col);
+        hidden = true;
+      }
     }
 
     // dP - D: the products are added to -D.
     Scores slopes;
 #pragma unroll
     for (int j = 0; j < n_tiles; ++j) {
-      const float2 delta = load_shared_pair(stat + (2 * config.block_m + j * 8) * 4);
+      const float2 delta = Gradients::delta_of(head, stat, j);
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i) {
         slopes.at[i][j][0] = slopes.at[i][j][2] = -delta.x;
@@ -192,17 +187,19 @@ struct MmaBackwardMainloop {
       }
     }
     Probabilities p;
+    Scores late;  // softcap's derivatives, if they are to wait
     {
       constexpr int steps = config.head_dim_v / 16;
-      const auto left = WalkOf<ValueTile>::left(value_tile(), key_row);
-      const auto right = WalkOf<GradOutTile>::right(grad_out_tile(m), query_col);
+      const auto left = WalkOf<ValueTile>::left(block.value_tile(), key_row);
+      const auto right = WalkOf<GradOutTile>::right(block.grad_out_tile(slot), query_col);
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         multiply_slice(slopes, left, right, k);
-        exponentiate_slice(head.score, scores, p, m, pieces * k / steps, pieces * (k + 1) / steps);
+        hidden |= Gradients::exponentiate_slice(block, head, scores, late, p, walk,
+                                                units * k / steps, units * (k + 1) / steps);
       }
     }
-    use_scores(grad_key, grad_value, scores, slopes, p, m);
+    return use_scores(head, grad_key, grad_value, scores, late, slopes, p, walk, hidden);
   }
 
   /// Of all queries, the columns that this warp adds up for dK or dV.
@@ -213,38 +210,48 @@ struct MmaBackwardMainloop {
 
   /// dV += P^T dO and dK += dS^T Q of this warp's queries, with an exchange then of the others'.
   /// dS^T and, with an exchange, P^T go to shared memory.
-  __device__ void use_scores(KeySums& grad_key, ValueSums& grad_value, const Scores& scores,
-                             const Scores& slopes, const Probabilities& p, int m) const {
-    Probabilities ds;
+  __device__ bool use_scores(const Head& head, KeySums& grad_key, ValueSums& grad_value,
+                             const Scores& scores, const Scores& late, const Scores& slopes,
+                             const Probabilities& p, const Walk walk, bool hidden) const {
+    const int m = walk.slot();
     const int own_row = Shape::query_warp() * Shape::warp_queries;
+    const unsigned stat = block.statistics(m) + (own_row + MmaLane::col()) * 4;
+    Probabilities ds;
+    typename Block::BiasGradientTile grad_bias(head.grad_bias,
+                                               walk.tile(0) * config.block_m + own_row,
+                                               block.first_key + Shape::key_row());
     constexpr int pairs_v = ValueSums::n_tiles / 2, slices_v = query_steps * pairs_v;
-    const auto grad_out = columns_of<2 * pairs_v>(grad_out_tile(m));
+    const auto grad_out = columns_of<2 * pairs_v>(block.grad_out_tile(m));
     const auto own_grad_out = grad_out.down(own_row);
 #pragma unroll
     for (int slice = 0; slice < slices_v; ++slice) {
       accumulate_slice<config.dtype>(grad_value, p.at[slice / pairs_v], own_grad_out,
                                      slice / pairs_v, slice % pairs_v, slice % pairs_v);
       const int first = pieces * slice / slices_v, end = pieces * (slice + 1) / slices_v;
-      if constexpr (Shape::exchange) store_slice(probability_tile(), p, first, end);
-      differentiate_slice(scores, slopes, ds, first, end);
+      if constexpr (Shape::exchange)
+        Gradients::store_slice(block.probability_tile(), p, first, end);
+      Gradients::differentiate_slice(head, scores, late, slopes, ds, grad_bias, stat, first, end);
     }
+    if constexpr (config.bias && !Block::staged_bias) grad_bias.finish();
     constexpr int pairs = KeySums::n_tiles / 2, slices = query_steps * pairs;
-    const auto query = columns_of<2 * pairs>(query_tile(m));
+    const auto query = columns_of<2 * pairs>(block.query_tile(m));
     const auto own_query = query.down(own_row);
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice) {
       accumulate_slice<config.dtype>(grad_key, ds.at[slice / pairs], own_query, slice / pairs,
                                      slice % pairs, slice % pairs);
-      store_slice(score_tile(m), ds, pieces * slice / slices, pieces * (slice + 1) / slices);
+      Gradients::store_slice(block.score_tile(m), ds, pieces * slice / slices,
+                             pieces * (slice + 1) / slices);
     }
     if constexpr (Shape::exchange) {
       // Found before the barrier, so that nobody waits for it after it.
       const ColumnWalk<ScoreTile> gradients = {
-          opaque(WalkOf<ScoreTile>::left(score_tile(m), Shape::key_row()).base)};
-      __syncthreads();
+          opaque(WalkOf<ScoreTile>::left(block.score_tile(m), Shape::key_row()).base)};
+      hidden = barrier(hidden);
       use_others(grad_value, gradients.down(config.block_n), grad_out);  // P^T lies after dS^T
       use_others(grad_key, gradients, query);
     }
+    return hidden;
   }
 
   /// sums += left * right of the queries of the other warps that share this one's keys.
@@ -266,127 +273,6 @@ struct MmaBackwardMainloop {
           accumulate_slice<config.dtype>(sums, a, right_walk, step, pair, pair);
         }
       }
-    }
-  }
-
-  /// dQ / softmax_scale += dS K, added to global memory.
-  __device__ void add_query_gradient(const Head& head, int m) const {
-    constexpr int rows = Shape::sum_m_tiles * 16, cols = Shape::sum_n_tiles * 8;
-    constexpr int steps = config.block_n / 16;
-    using Sums = QuerySums<config.head_dim>;
-    const int row_part = Shape::warp() / Shape::dim_warps;
-    const int col_part = Shape::warp() % Shape::dim_warps;
-    const PartialWalk<ScoreTile, rows / 16> left(WalkOf<ScoreTile>::right(score_tile(m), 0),
-                                                 row_part);
-    const PartialWalk<KeyTile, cols / 16> right(WalkOf<KeyTile>::left(key_tile(), 0), col_part);
-    unsigned a[steps][rows / 16][4];
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-#pragma unroll
-      for (int i = 0; i < rows / 16; ++i)
-        load_matrices_transposed(a[step][i], left.at(i, step * 16));
-    }
-    const int lane = MmaLane::lane();
-    const int first_row = m * config.block_m + row_part * rows + lane / 4;
-    await_own_turn(head, m);
-    const Sums all{head.params.query_sums};
-    float* target = all.row(opaque(head.scratch) + first_row) + Sums::offset(lane % 4 * 2) +
-                    col_part * (cols / 16) * Sums::group;
-    // Few columns at a time, so that additions to memory spread over the products.
-#pragma unroll
-    for (int pair = 0; pair < cols / 16; ++pair) {
-      MmaFragment<rows / 16, 2> sums;
-      sums.fill(0.0f);
-#pragma unroll
-      for (int step = 0; step < steps; ++step) {
-        accumulate_slice<config.dtype>(sums, a[step], right, step, pair, 0);
-      }
-#pragma unroll
-      for (int i = 0; i < rows / 16; ++i) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float (&left_half)[4] = sums.at[i][0];
-          const float (&right_half)[4] = sums.at[i][1];
-          reduce_add(target + (i * 16 + r * 8) * config.head_dim + pair * Sums::group,
-                     make_float4(left_half[2 * r], left_half[2 * r + 1], right_half[2 * r],
-                                 right_half[2 * r + 1]));
-        }
-      }
-    }
-    if constexpr (config.deterministic) {
-      __syncthreads();
-      if (threadIdx.x == 0) end_turn(head.turns + m);
-    }
-  }
-
-  /// Waits until all earlier key tiles that see this query tile have added theirs. Blocks start in
-  /// the order of their key tiles, so the one waited for is running or done.
-  __device__ void await_own_turn(const Head& head, int m) const {
-    if constexpr (config.deterministic) {
-      const Range queries = {m * config.block_m, (m + 1) * config.block_m};
-      const int turn =
-          first_key / config.block_n - band.seen_by_any(queries).begin / config.block_n;
-      if (threadIdx.x == 0) await_turn(head.turns + m, turn);
-      __syncthreads();
-    }
-  }
-
-  /// Pieces [first, end) of P = exp(S - m) / l as operands; in place of the scores what dS is to be
-  /// multiplied by: P, times softcap's derivative.
-  __device__ void exponentiate_slice(const ScoreOf& score, Scores& scores, Probabilities& p, int m,
-                                     int first, int end) const {
-    const int query_col = Shape::query_warp() * Shape::warp_queries + MmaLane::col();
-    const unsigned stat = statistics(m) + query_col * 4;
-#pragma unroll
-    for (int piece = first; piece < end; ++piece) {
-      const int i = piece % m_tiles, j = piece / m_tiles;
-      const float2 shift = load_shared_pair(stat + j * 32);
-      const float2 inverse = load_shared_pair(stat + (config.block_m + j * 8) * 4);
-      float (&s)[4] = scores.at[i][j];
-      float probability[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float row_shift = e % 2 == 0 ? shift.x : shift.y;
-        const float row_inverse = e % 2 == 0 ? inverse.x : inverse.y;
-        const float product = s[e];
-        float value = product;
-        if constexpr (!config.raw_scores) {
-          value = score.value(product, m * config.block_m + query_col + j * 8 + e % 2,
-                              first_key + Shape::key_row() + i * 16 + e / 2 * 8 + MmaLane::row());
-          if (product == -infinity<float>) value = product;  // masked, whatever the scale's sign
-        }
-        probability[e] = exp2_hardware(fmaf(value, factor, -row_shift)) * row_inverse;
-        s[e] = config.softcap ? probability[e] * score.derivative(product) : probability[e];
-      }
-      p.upper(i, j) = pack_pair<config.dtype>(probability[0], probability[1]);
-      p.lower(i, j) = pack_pair<config.dtype>(probability[2], probability[3]);
-    }
-  }
-
-  /// Pieces [first, end) of dS = P (dP - D), as operands.
-  __device__ static void differentiate_slice(const Scores& p, const Scores& slopes,
-                                             Probabilities& ds, int first, int end) {
-#pragma unroll
-    for (int piece = first; piece < end; ++piece) {
-      const int i = piece % m_tiles, j = piece / m_tiles;
-      float product[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) product[e] = p.at[i][j][e] * slopes.at[i][j][e];
-      ds.upper(i, j) = pack_pair<config.dtype>(product[0], product[1]);
-      ds.lower(i, j) = pack_pair<config.dtype>(product[2], product[3]);
-    }
-  }
-
-  /// Pieces [first, end) of an operand into a transposed score tile.
-  __device__ static void store_slice(const ScoreTile& tile, const Probabilities& p, int first,
-                                     int end) {
-    const int row = Shape::key_row() + MmaLane::row();
-    const int col = Shape::query_warp() * Shape::warp_queries + MmaLane::col();
-#pragma unroll
-    for (int piece = first; piece < end; ++piece) {
-      const int i = piece % m_tiles, j = piece / m_tiles;
-      store_shared(tile.pair(row + i * 16, col + j * 8), p.upper(i, j));
-      store_shared(tile.pair(row + i * 16 + 8, col + j * 8), p.lower(i, j));
     }
   }
 };

@@ -65,7 +65,9 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
         const Part g = *reinterpret_cast<const Part*>(grad_out + c);
 #pragma unroll
         for (int e = 0; e < config.load_width; ++e) {
-          delta = fmaf(to_accumulator(o[e]), to_accumulator(g[e]), delta);
+          // Rows that see nothing have out = 0; whatever their grad_out holds must not matter.
+          const float value = to_accumulator(o[e]);
+          if (value != 0.0f) delta = fmaf(value, to_accumulator(g[e]), delta);
         }
       }
     }
@@ -91,7 +93,7 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
       delta -= static_cast<const float*>(common.grad_lse)[row.offset(common.grad_lse_strides)];
     }
     float* statistics = params.statistics + scratch * 3;
-    statistics[0] = finite_shift(max) * log2e;
+    statistics[0] = finite_shift(max) * (config.unbounded() ? 1.0f : log2e);
     statistics[1] = inverse_sum(sum);
     // Rows that see nothing: whatever grad_out and grad_lse hold must not matter.
     statistics[2] = sum == 0.0f ? 0.0f : delta;
@@ -109,11 +111,21 @@ __device__ void grad_sinks_mma(const MmaBackwardParams& params) {
   constexpr float log2e = 1.4426950408889634f;
   const Attention& attention = params.common.attention;
   sum_grad_sinks<float>(params.common, config.varlen, [&](int64 batch, int64 row, int head) {
-    const float sink = params.common.sinks[head * attention.sinks_stride] * log2e;
+    const float sink = params.common.sinks[head * attention.sinks_stride];
     const int64 scratch = (batch * attention.num_heads + head) * params.rows + row;
     const float* statistics = params.statistics + scratch * 3;
-    return exp2_hardware(sink - statistics[0]) * statistics[1] * statistics[2];
+    const float exponent =
+        config.unbounded() ? (sink - statistics[0]) * log2e : sink * log2e - statistics[0];
+    return exp2_hardware(exponent) * statistics[1] * statistics[2];
   });
+}
+
+/// Dropout's 1 - p, by which the gradients of scores are multiplied until they are written; 1 where
+/// it leaves nothing.
+template <MmaBackwardConfig config>
+__device__ float kept_share(const Attention& attention) {
+  if (!config.dropout || attention.keep_factor == 0.0) return 1.0f;
+  return float(1.0 / attention.keep_factor);
 }
 
 /// dq = softmax_scale * sums.
@@ -127,7 +139,7 @@ __device__ void convert_query_gradient(const MmaBackwardParams& params) {
   const QueryRow row(params, config.varlen);
   if (!row.exists) return;
 
-  const float scale = float(attention.softmax_scale);
+  const float scale = float(attention.softmax_scale) / kept_share<config>(attention);
   const int64 scratch = (row.batch * attention.num_heads + row.head) * params.rows + row.row;
   using Sums = QuerySums<config.head_dim>;
   const float* sums = Sums{params.query_sums}.row(scratch);

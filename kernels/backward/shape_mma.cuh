@@ -1,6 +1,7 @@
 // How the warps of a block share its tiles, and what lies where in shared memory.
 #pragma once
 
+#include "attention/bias_mma.cuh"
 #include "attention/config_mma.cuh"
 #include "tile/fragment_mma.cuh"
 #include "tile/swizzle.cuh"
@@ -42,14 +43,17 @@ struct MmaBackwardShape {
   using ValueTile = SwizzledTile<config.block_n, config.head_dim_v>;
   using ScoreTile = SwizzledTile<config.block_n, config.block_m>;  // transposed
 
-  // Shared memory: K, V; Q and dO twice; dS twice, or P and dS; statistics twice.
+  using Bias = BiasTile<config.block_m, config.block_n, config.bias_dtype>;
+
+  // Shared memory: K, V; Q and dO twice; dS twice, or P and dS; statistics twice; bias twice.
   static constexpr int value_offset = KeyTile::bytes;
   static constexpr int query_offset = value_offset + ValueTile::bytes;
   static constexpr int grad_out_offset = query_offset + 2 * QueryTile::bytes;
   static constexpr int score_offset = grad_out_offset + 2 * GradOutTile::bytes;
   static constexpr int statistics_offset = score_offset + 2 * ScoreTile::bytes;
   static constexpr int statistics_bytes = 3 * 4 * config.block_m;
-  static constexpr int bytes = statistics_offset + 2 * statistics_bytes;
+  static constexpr int bias_offset = statistics_offset + 2 * statistics_bytes;
+  static constexpr int bytes = bias_offset + (config.bias ? 2 * Bias::bytes : 0);
 
   // Divisions of what is not negative are shorter.
   __device__ static unsigned warp() { return warp_index(); }

@@ -28,12 +28,13 @@ __device__ void write_forward_mma(const ForwardParams& params, const TileIndex& 
     for (int r = 0; r < 2; ++r) {
       OnlineSoftmax<float, 1> row;
       const float max = state.softmax.row_max[i][r];
-      const float exponent = max * state.softmax.factor;
-      factor[i][r] = exp2_hardware(state.softmax.shift[i][r] - fmaxf(exponent, state.softmax.none));
+      factor[i][r] = state.softmax.correction(state.softmax.shift[i][r],
+                                              fmaxf(state.softmax.scaled(max), state.softmax.none));
       row.row_max[0] = config.raw_scores ? max * unit : max;
       row.row_sum[0] = quad_total(state.softmax.row_sum[i][r]) * factor[i][r];
       if constexpr (config.sinks) factor[i][r] *= row.add_sink(0, sink);
       factor[i][r] *= inverse_sum(row.row_sum[0]);
+      if constexpr (config.dropout) factor[i][r] *= float(params.attention.keep_factor);
 
       const int query = tile.first_row + warp_row + i * 16 + r * 8 + MmaLane::row();
       if (query >= sequence.seqlen_q || MmaLane::col() != 0) continue;

@@ -28,6 +28,7 @@ __device__ void forward_mma(const ForwardParams& params) {
 
   const int head_kv = tile.head / attention.group_size;
   const unsigned shared = shared_address(shared_memory);
+  const Score<config> score(params, sequence, tile.head);
   const Mainloop mainloop{shared,
                           {head_rows<Input>(params.query, params.query_strides, sequence.batch,
                                             sequence.first_query, tile.head, attention.head_dim)},
@@ -36,10 +37,16 @@ __device__ void forward_mma(const ForwardParams& params) {
                           {head_rows<Input>(params.value, params.value_strides, sequence.batch,
                                             sequence.first_key, head_kv, attention.head_dim_v)},
                           visible_band<config.window>(attention, sequence),
-                          Score<config>(params, sequence, tile.head),
+                          score,
+                          MmaScore<config>(params, score),
+                          ElementMask<config>(params, sequence, tile.head),
+                          key_tile_states<config>(params, params.visibility, sequence.batch,
+                                                  tile.head, tile.first_row / config.block_m),
+                          Dropout<config>(params, sequence, tile.head),
                           tile.first_row};
   const double scale = config.raw_scores ? attention.softmax_scale : 1.0;
-  MmaForwardState<config> state{MmaSoftmax<Mainloop::m_tiles>(float(scale * log2e))};
+  MmaForwardState<config> state{
+      MmaSoftmax<Mainloop::m_tiles, config.unbounded()>(float(scale * log2e))};
   mainloop.run(state);
   write_forward_mma<config>(params, tile, shared, state);
 }

@@ -10,43 +10,15 @@
 // have two buffers each, refilled once a tile.
 #pragma once
 
-#include "attention/config_mma.cuh"
+#include "attention/dropout.cuh"
 #include "attention/mask_mma.cuh"
-#include "attention/softmax_mma.cuh"
+#include "attention/score_mma.cuh"
+#include "attention/tile_walk.cuh"
+#include "forward/shape_mma.cuh"
 #include "tile/load_swizzled.cuh"
 #include "tile/multiply_mma.cuh"
 
 namespace cupyflash {
-
-template <MmaForwardConfig config>
-struct MmaForwardShape {
-  static constexpr int warp_rows = config.block_m / config.warps;
-  static constexpr int m_tiles = warp_rows / 16;
-  static constexpr int n_tiles = config.block_n / 8;
-  static constexpr int n_tiles_v = config.head_dim_v / 8;
-  static constexpr int widest_dim =
-      config.head_dim > config.head_dim_v ? config.head_dim : config.head_dim_v;
-  static_assert(m_tiles * 16 * config.warps == config.block_m && config.block_n % 16 == 0);
-
-  using Scores = MmaFragment<m_tiles, n_tiles>;
-  using Sums = MmaFragment<m_tiles, n_tiles_v>;
-  using QueryTile = SwizzledTile<config.block_m, config.head_dim>;
-  using KeyTile = SwizzledTile<config.block_n, config.head_dim>;
-  using ValueTile = SwizzledTile<config.block_n, config.head_dim_v>;
-  using OutTile = SwizzledTile<config.block_m, config.head_dim_v>;
-
-  // Shared memory: the query tile, later the output's; two key tiles; two value tiles.
-  static constexpr int query_bytes = config.block_m * widest_dim * 2;
-  static constexpr int bytes = query_bytes + 2 * (KeyTile::bytes + ValueTile::bytes);
-};
-
-/// What a warp knows of its rows: m, l and the unnormalised output.
-template <MmaForwardConfig config>
-struct MmaForwardState {
-  using Shape = MmaForwardShape<config>;
-  MmaSoftmax<Shape::m_tiles> softmax;
-  typename Shape::Sums sums;
-};
 
 template <MmaForwardConfig config>
 struct MmaForwardMainloop {
@@ -56,16 +28,20 @@ struct MmaForwardMainloop {
   using KeyTile = typename Shape::KeyTile;
   using ValueTile = typename Shape::ValueTile;
   using State = MmaForwardState<config>;
+  using Bias = typename Shape::Bias;
+  using Walk = TileWalk<config.visibility, 2>;
   template <class Tile>
   using Loader = SwizzledLoader<Tile, config.threads(), config.load_width, Element<config.dtype>>;
   static constexpr int m_tiles = Shape::m_tiles;
   static constexpr int n_tiles = Shape::n_tiles;
-  static constexpr int steps = config.head_dim / 16;     // of S = Q K^T along head_dim
-  static constexpr int steps_v = config.block_n / 16;    // of O += P V along the keys
-  static constexpr int pairs_v = Shape::n_tiles_v / 2;   // of column pieces of O
-  static constexpr int pieces = m_tiles * n_tiles;       // of scores, for slicing
-  static constexpr int early = pieces / 2 + pieces % 2;  // under S, the others under the first P V
-  static_assert(early >= pieces / steps_v, "the first P V needs them");
+  static constexpr int steps = config.head_dim / 16;    // of S = Q K^T along head_dim
+  static constexpr int steps_v = config.block_n / 16;   // of O += P V along the keys
+  static constexpr int pairs_v = Shape::n_tiles_v / 2;  // of column pieces of O
+  static constexpr int pieces = m_tiles * n_tiles;      // of scores, for slicing
+  static constexpr int unit = config.dropout ? 2 : 1;   // pieces that share random numbers
+  static constexpr int units = pieces / unit;           // of the exponential
+  static constexpr int early = units / 2 + units % 2;   // under S, the others under the first P V
+  static_assert(early >= units / steps_v, "the first P V needs them");
 
   using Probabilities = MmaOperand<m_tiles, n_tiles>;
 
@@ -75,6 +51,10 @@ struct MmaForwardMainloop {
   Loader<ValueTile> value;
   Band band;
   Score<config> score;
+  MmaScore<config> score_of;
+  ElementMask<config> mask;
+  TileStates<config.visibility> states;
+  Dropout<config> dropout;
   int first_query;  // of the tile
 
   __device__ static int warp_row() { return warp_index() * Shape::warp_rows; }
@@ -87,41 +67,50 @@ struct MmaForwardMainloop {
     return {shared + Shape::query_bytes + 2 * KeyTile::bytes + (n & 1) * ValueTile::bytes};
   }
 
+  __device__ Bias bias_tile(int n) const {
+    return {shared + Shape::bias_offset + (n & 1) * Bias::bytes};
+  }
+
   __device__ void run(State& state) const {
     const Range tile_queries = {first_query, first_query + config.block_m};
     const Range tiles = tiles_of(band.seen_by_any(tile_queries), config.block_n);
     state.sums.fill(0.0f);
-    if (tiles.begin >= tiles.end) return;
+    Walk walk(states, tiles);
+    if (!walk.exists(0)) return;
     // What no query of the head sees may hold NaN, which 0 * NaN would spread: it is not loaded.
     const Range valid_keys = band.seen_by_any({0, band.rows});
     const int warp_query = first_query + warp_row();
-    const Range unmasked = band.seen_by_all({warp_query, warp_query + Shape::warp_rows});
+    Range unmasked = band.seen_by_all({warp_query, warp_query + Shape::warp_rows});
+    // Rows that do not exist see nothing, as the others may.
+    if (config.hides() && warp_query + Shape::warp_rows > band.rows) unmasked = {0, 0};
 
     query.load(query_tile(), first_query, {0, band.rows});
-    key.load(key_tile(tiles.begin), tiles.begin * config.block_n, valid_keys);
+    key.load(key_tile(walk.slot()), walk.tile(0) * config.block_n, valid_keys);
+    load_bias(walk.slot(), walk.tile(0));
     copy_async_commit();
-    if (tiles.begin + 1 < tiles.end) {
-      key.load(key_tile(tiles.begin + 1), (tiles.begin + 1) * config.block_n, valid_keys);
+    if (walk.exists(1)) {
+      key.load(key_tile(walk.slot() + 1), walk.tile(1) * config.block_n, valid_keys);
+      load_bias(walk.slot() + 1, walk.tile(1));
     }
-    value.load(value_tile(tiles.begin), tiles.begin * config.block_n, valid_keys);
+    value.load(value_tile(walk.slot()), walk.tile(0) * config.block_n, valid_keys);
     copy_async_commit();
     copy_async_wait_group<1>();
     __syncthreads();
 
     const Queries queries(*this);
     Scores even, odd;
-    first_scores(state, queries, even, tiles.begin, unmasked);
-    int n = tiles.begin;
-    while (n + 1 < tiles.end) {
-      step(state, queries, even, odd, n, tiles.end, valid_keys, unmasked);
-      if (++n + 1 == tiles.end) {
+    bool hidden = first_scores(state, queries, even, walk, unmasked);
+    while (walk.exists(1)) {
+      hidden = step(state, queries, even, odd, walk, hidden, valid_keys, unmasked);
+      walk.advance();
+      if (walk.ends(1)) {
         even = odd;
         break;
       }
-      step(state, queries, odd, even, n, tiles.end, valid_keys, unmasked);
-      ++n;
+      hidden = step(state, queries, odd, even, walk, hidden, valid_keys, unmasked);
+      walk.advance();
     }
-    last_values(state, even, n);
+    last_values(state, even, walk, hidden);
   }
 
  private:
@@ -166,14 +155,47 @@ struct MmaForwardMainloop {
     accumulate_slice<config.dtype>(state.sums, p.at[step], values, step, pair, pair);
   }
 
-  /// Pieces [first, end) of P = exp(S).
-  __device__ static void exponentiate_slice(State& state, const Scores& scores, Probabilities& p,
-                                            int first, int end) {
+  /// All of O += P V, without values that no row sees.
+  __device__ static void accumulate_seen(State& state, const Probabilities& p,
+                                         const ColumnWalk<ValueTile>& values) {
+    UsedColumns<steps_v> used;
 #pragma unroll
-    for (int piece = first; piece < end; ++piece) {
-      const int i = piece % m_tiles, j = piece / m_tiles;
-      state.softmax.template exponentiate<config.dtype>(i, scores.at[i][j], p.upper(i, j),
-                                                        p.lower(i, j));
+    for (int step = 0; step < steps_v; ++step) used.see(p.at[step], step);
+    used.share();
+#pragma unroll
+    for (int slice = 0; slice < steps_v * pairs_v; ++slice) {
+      const int step = slice / pairs_v, pair = slice % pairs_v;
+      accumulate_used_slice<config.dtype>(state.sums, p.at[step], values, used, step, pair, pair);
+    }
+  }
+
+  /// Units [first, end) of P = exp(S) of tile n.
+  __device__ void exponentiate_slice(State& state, const Scores& scores, Probabilities& p, int n,
+                                     int first, int end) const {
+#pragma unroll
+    for (int u = first; u < end; ++u) {
+      const int i = u % m_tiles, j = u / m_tiles * unit;
+      if constexpr (config.dropout) {
+        const int query_index = first_query + warp_row() + i * 16 + MmaLane::row();
+        const int key_index = n * config.block_n + j * 8 + MmaLane::col();
+        bool keep[2][4];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const uint4 words = dropout.words(query_index, key_index + c);
+          keep[0][c] = dropout.keeps(words.x);
+          keep[1][c] = dropout.keeps(words.y);
+          keep[0][2 + c] = dropout.keeps(words.z);
+          keep[1][2 + c] = dropout.keeps(words.w);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          state.softmax.template exponentiate<config.dtype>(
+              i, scores.at[i][j + k], p.upper(i, j + k), p.lower(i, j + k), keep[k]);
+        }
+      } else {
+        state.softmax.template exponentiate<config.dtype>(i, scores.at[i][j], p.upper(i, j),
+                                                          p.lower(i, j));
+      }
     }
   }
 
@@ -184,26 +206,69 @@ struct MmaForwardMainloop {
     }
   }
 
-  /// From products to scores: what is left to do of scale, softcap and ALiBi, and the mask.
-  __device__ void finish_scores(Scores& scores, int n, const Range& unmasked) const {
+  __device__ void load_bias(int slot, int n) const {
+    if constexpr (config.bias) {
+      BiasLoader<Bias, config.threads(), config.bias_width>::load(bias_tile(slot), score.bias,
+                                                                  first_query, n * config.block_n);
+    }
+  }
+
+  /// From products to scores: what is left to do of scale, softcap, bias and ALiBi, and the masks.
+  /// Returns, alike in all lanes, whether something is hidden that no band hides.
+  __device__ bool finish_scores(Scores& scores, int slot, int n, bool mixed,
+                                const Range& unmasked) const {
     const int first_key = n * config.block_n;
     const int warp_query = first_query + warp_row();
-    if constexpr (!config.raw_scores) {
+    bool hidden = false;
+    if constexpr (!config.raw_scores || config.alibi) {
+      const float distance =
+          float(warp_query + MmaLane::row() + score_of.diagonal - first_key - MmaLane::col());
+      BiasReader<Bias, false> reader(bias_tile(slot), warp_row(), 0);
 #pragma unroll
-      for (int i = 0; i < m_tiles; ++i) {
+      for (int s = 0; s < n_tiles / 2; ++s) {
 #pragma unroll
-        for (int j = 0; j < n_tiles; ++j) {
+        for (int i = 0; i < m_tiles; ++i) {
+          float bias[2][4] = {};
+          if constexpr (config.bias) reader.read(bias, i, s);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            scores.at[i][j][e] =
-                score.value(scores.at[i][j][e], warp_query + i * 16 + e / 2 * 8 + MmaLane::row(),
-                            first_key + j * 8 + e % 2 + MmaLane::col());
+          for (int e = 0; e < 8; ++e) {
+            float& value = scores.at[i][2 * s + e / 4][e % 4];
+            const int away = i * 16 + e % 4 / 2 * 8 - s * 16 - e / 4 * 8 - e % 2;
+            value = score_of.of(value, bias[e / 4][e % 4], distance + float(away)).value;
           }
         }
+      }
+      if constexpr (config.bias) {
+        hidden = __any_sync(0xffffffffu, reader.hides());
+        if (hidden) hide_by_bias(scores, reader);
       }
     }
     if (!unmasked.covers({first_key, first_key + config.block_n})) {
       apply_mask(scores, band, warp_query, first_key);
+    }
+    if constexpr (config.masked()) {
+      if (mixed || !config.visibility) {
+        hide_unseen<false>(scores, mask, warp_query, first_key);
+        hidden = true;
+      }
+    }
+    return hidden;
+  }
+
+  /// -inf wherever the bias is, whatever the product was.
+  __device__ static void hide_by_bias(Scores& scores, BiasReader<Bias, false>& reader) {
+#pragma unroll
+    for (int s = 0; s < n_tiles / 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i) {
+        float bias[2][4];
+        reader.read(bias, i, s);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float value = bias[e / 4][e % 4];
+          if (value == -infinity<float>) scores.at[i][2 * s + e / 4][e % 4] = value;
+        }
+      }
     }
   }
 
@@ -220,59 +285,77 @@ struct MmaForwardMainloop {
     }
   }
 
-  __device__ void first_scores(State& state, const Queries& queries, Scores& scores, int n,
-                               const Range& unmasked) const {
-    const auto keys = WalkOf<KeyTile>::right(key_tile(n), 0);
+  __device__ bool first_scores(State& state, const Queries& queries, Scores& scores,
+                               const Walk& walk, const Range& unmasked) const {
+    const auto keys = WalkOf<KeyTile>::right(key_tile(walk.slot()), 0);
     scores.fill(0.0f);
 #pragma unroll
     for (int k = 0; k < steps; ++k) multiply_slice(scores, queries, keys, k);
-    finish_scores(scores, n, unmasked);
+    const bool hidden = finish_scores(scores, walk.slot(), walk.tile(0), walk.mixed(0), unmasked);
     see_slice(state, scores, 0, pieces);
     if (state.softmax.reduce()) rescale(state);
+    return hidden;
   }
 
-  /// P and O of tile n, whose scores are given; scores of tile n + 1.
-  __device__ void step(State& state, const Queries& queries, const Scores& scores, Scores& next,
-                       int n, int end, const Range& valid_keys, const Range& unmasked) const {
+  /// P and O of this tile, whose scores are given; scores of the next one.
+  __device__ bool step(State& state, const Queries& queries, const Scores& scores, Scores& next,
+                       const Walk walk, bool hidden, const Range& valid_keys,
+                       const Range& unmasked) const {
+    const int slot = walk.slot(), n = walk.tile(0);
     copy_async_wait_group<0>();
     __syncthreads();
     // Without such a tile, zeros are written where nothing is read.
-    const Range next_keys = n + 2 < end ? valid_keys : Range{0, 0};
+    const Range next_keys = walk.exists(2) ? valid_keys : Range{0, 0};
 
     Probabilities p;
     next.fill(0.0f);
-    const auto keys = WalkOf<KeyTile>::right(key_tile(n + 1), 0);
+    const auto keys = WalkOf<KeyTile>::right(key_tile(slot + 1), 0);
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
       multiply_slice(next, queries, keys, k);
       // Not before, so that the arithmetic of addresses has products to fill.
-      if (k == 0) key.load(key_tile(n), (n + 2) * config.block_n, next_keys);
-      if (k == 1) value.load(value_tile(n + 1), (n + 1) * config.block_n, valid_keys);
-      exponentiate_slice(state, scores, p, early * k / steps, early * (k + 1) / steps);
+      if (k == 0) key.load(key_tile(slot), walk.ahead_of(n, 2) * config.block_n, next_keys);
+      if (k == 1)
+        value.load(value_tile(slot + 1), walk.ahead_of(n, 1) * config.block_n, valid_keys);
+      if (k == 1) load_bias(slot, walk.ahead_of(n, 2));
+      exponentiate_slice(state, scores, p, n, early * k / steps, early * (k + 1) / steps);
     }
     copy_async_commit();
-    finish_scores(next, n + 1, unmasked);
+    const bool next_hidden =
+        finish_scores(next, slot + 1, walk.ahead_of(n, 1), walk.mixed(1), unmasked);
 
-    const auto values = WalkOf<ValueTile>::left(value_tile(n), 0);
-    constexpr int slices = steps_v * pairs_v;
+    const auto values = WalkOf<ValueTile>::left(value_tile(slot), 0);
+    if (hidden) {
+      exponentiate_slice(state, scores, p, n, early, units);
+      accumulate_seen(state, p, values);
+      see_slice(state, next, 0, pieces);
+    } else {
+      constexpr int slices = steps_v * pairs_v;
 #pragma unroll
-    for (int slice = 0; slice < slices; ++slice) {
-      accumulate(state, p, values, slice);
-      const int late = minimum(slice, pairs_v);
-      const int late_end = minimum(slice + 1, pairs_v);
-      exponentiate_slice(state, scores, p, early + (pieces - early) * late / pairs_v,
-                         early + (pieces - early) * late_end / pairs_v);
-      see_slice(state, next, pieces * slice / slices, pieces * (slice + 1) / slices);
+      for (int slice = 0; slice < slices; ++slice) {
+        accumulate(state, p, values, slice);
+        const int late = minimum(slice, pairs_v);
+        const int late_end = minimum(slice + 1, pairs_v);
+        exponentiate_slice(state, scores, p, n, early + (units - early) * late / pairs_v,
+                           early + (units - early) * late_end / pairs_v);
+        see_slice(state, next, pieces * slice / slices, pieces * (slice + 1) / slices);
+      }
     }
     if (state.softmax.reduce()) rescale(state);
+    return next_hidden;
   }
 
-  __device__ void last_values(State& state, const Scores& scores, int n) const {
+  __device__ void last_values(State& state, const Scores& scores, const Walk& walk,
+                              bool hidden) const {
     Probabilities p;
-    exponentiate_slice(state, scores, p, 0, pieces);
+    exponentiate_slice(state, scores, p, walk.tile(0), 0, units);
     copy_async_wait_group<0>();
     __syncthreads();
-    const auto values = WalkOf<ValueTile>::left(value_tile(n), 0);
+    const auto values = WalkOf<ValueTile>::left(value_tile(walk.slot()), 0);
+    if (hidden) {
+      accumulate_seen(state, p, values);
+      return;
+    }
 #pragma unroll
     for (int slice = 0; slice < steps_v * pairs_v; ++slice) {
       accumulate(state, p, values, slice);

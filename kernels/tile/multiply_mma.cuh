@@ -39,6 +39,64 @@ __device__ inline void accumulate_slice(MmaFragment<m_tiles, n_tiles>& sums,
   }
 }
 
+/// Which columns of a left operand, 16 * steps of them, hold something else than 0 in some row of
+/// the warp. The others are not to be multiplied by what the right operand has there: 0 * NaN.
+template <int steps>
+class UsedColumns {
+ public:
+  /// Of one 16-column step; to be called for every step.
+  template <int m_tiles>
+  __device__ void see(const unsigned (&left)[m_tiles][4], int step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned pair = 0;
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i) pair |= left[i][2 * half] | left[i][2 * half + 1];
+      const unsigned used = unsigned((pair & 0x7fffu) != 0) | unsigned((pair & 0x7fff0000u) != 0)
+                                                                  << 1;
+      bits_[step / 8] |= used << (step % 8 * 4 + half * 2);
+    }
+  }
+
+  /// Of all rows of the warp; to be called once.
+  __device__ void share() {
+#pragma unroll
+    for (int word = 0; word < words; ++word) {
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2) {
+        bits_[word] |= __shfl_xor_sync(0xffffffffu, bits_[word], lanes);
+      }
+    }
+  }
+
+  /// What is to be taken of the right operand's pair in rows of this half of a step.
+  __device__ unsigned mask(int step, int half) const {
+    const unsigned used = bits_[step / 8] >> (step % 8 * 4 + half * 2);
+    return (used & 1) * 0xffffu | (used >> 1 & 1) * 0xffff0000u;
+  }
+
+ private:
+  static constexpr int words = (steps + 7) / 8;
+  unsigned bits_[words] = {};
+};
+
+/// `accumulate_slice` without the rows of right that meet unused columns of left.
+template <DataType dtype, int m_tiles, int n_tiles, class Walk, int steps>
+__device__ inline void accumulate_used_slice(MmaFragment<m_tiles, n_tiles>& sums,
+                                             const unsigned (&left)[m_tiles][4], const Walk& right,
+                                             const UsedColumns<steps>& used, int step, int pair,
+                                             int target_pair) {
+  unsigned b[4];
+  load_matrices_transposed(b, right.at(pair, step * 16));
+#pragma unroll
+  for (int e = 0; e < 4; ++e) b[e] &= used.mask(step, e % 2);
+#pragma unroll
+  for (int i = 0; i < m_tiles; ++i) {
+    mma_16x8x16<dtype>(sums.at[i][2 * target_pair], left[i], b[0], b[1]);
+    mma_16x8x16<dtype>(sums.at[i][2 * target_pair + 1], left[i], b[2], b[3]);
+  }
+}
+
 /// 16-bit values of a fragment, rounded, as operand `a` of the next product.
 template <int m_tiles, int n_tiles>
 struct MmaOperand {

@@ -17,8 +17,33 @@ CASES = [
     for index, head_dim in enumerate(HEAD_DIMS)
 ] + [("sm_90a", 64, False), ("sm_90a", 128, True), ("sm_90a", 256, False)]
 
+BIAS = {"bias_dtype": "float16", "bias_shape": (2, 4, 999, 999), "extras": frozenset({"bias"})}
+SHARED_BIAS = BIAS | {"bias_dtype": "float32", "bias_shape": (1, 4, 1, 999)}
+MASK = {"masks": 1, "mask_shape": (2, 1, 1, 999), "extras": frozenset({"mask"})}
+BLOCKS = {"mask_shape": (1, 4, 999, 999), "extras": frozenset({"block_mask"})}
+DROPOUT = {"dropout_p": 0.1}
+FEATURES: list[tuple[str, int, dict[str, object]]] = [
+    ("sm_80", 128, DROPOUT),
+    ("sm_86", 64, MASK),
+    ("sm_89", 64, BIAS),
+    ("sm_90a", 128, BIAS),
+    ("sm_90a", 128, {"softcap": 30.0}),
+    ("sm_100", 128, BLOCKS),
+    ("sm_120", 64, SHARED_BIAS),
+]
+EVERYTHING = {
+    "softcap": 100.0,
+    "masks": 2,
+    "mask_shape": (2, 4, 999, 999),
+    "bias_dtype": "float64",
+    "bias_shape": (1, 4, 999, 999),
+    "dropout_p": 0.1,
+    "extras": frozenset({"alibi_slopes", "bias", "block_mask", "mask", "sinks"}),
+}
+
 # Values that a block needs outside its inner loop alone, where all 255 registers are in use.
 MOST_SPILLED_BYTES = 48
+MOST_SPILLED_BYTES_WITH_FEATURES = 112
 
 
 def problem_of(head_dim: int, causal: bool, **options: object) -> Problem:
@@ -50,6 +75,19 @@ def test_every_feature() -> None:
     device = Device.known("sm_90a")
     check(plan_forward(problem, device, None, 2, 2), "sm_90a", 256)
     check(plan_backward(problem, device, None, 2, 2, True), "sm_90a", 256)
+
+
+@pytest.mark.parametrize(("arch", "head_dim", "options"), FEATURES, ids=str)
+def test_one_feature(arch: str, head_dim: int, options: dict[str, object]) -> None:
+    problem, device = problem_of(head_dim, False, **options), Device.known(arch)
+    check(plan_forward(problem, device), arch, MOST_SPILLED_BYTES_WITH_FEATURES)
+    check(plan_backward(problem, device), arch, MOST_SPILLED_BYTES_WITH_FEATURES)
+
+
+def test_masks_bias_and_dropout_together() -> None:
+    problem, device = problem_of(32, True, **EVERYTHING), Device.known("sm_90a")
+    check(plan_forward(problem, device, None, 2, 2, 2), "sm_90a", 512)
+    check(plan_backward(problem, device, None, 2, 2, True, 2), "sm_90a", 1024)
 
 
 def test_refusals() -> None:
