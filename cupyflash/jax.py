@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cupyflash
-from cupyflash import _options, _validate
+from cupyflash import _dispatch, _options, _validate
 from cupyflash._arrays import HOST, as_array, place_of
 from cupyflash._cuda.device import require_cupy
 from cupyflash._options import Options
@@ -185,9 +185,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _forward(static: _Static, arrays: Arrays) -> tuple[Array, ...]:
-    call = _bound(static, arrays)
-    out, saved = cupyflash.flash_attention_forward(*call.arrays, **call.options._asdict())
-    return out, saved.row_max, saved.row_sum
+    return _dispatch.forward(_bound(static, arrays), save=True)
 
 
 def _backward(
@@ -220,9 +218,8 @@ def _bound(static: _Static, arrays: Arrays) -> _validate.Call:
 def _run(function: Callable[..., Any], forms: Callable[[], Any], *arguments: Any) -> Any:
     """Results of `function`: at once, or by a callback where JAX only traces."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arguments)):
-        host, device = (
-            partial(_by_callback, function, on_gpu, forms()) for on_gpu in (False, True)
-        )
+        results = forms()
+        host, device = (partial(_by_callback, function, x, results) for x in (False, True))
         return jax.lax.platform_dependent(*arguments, cpu=host, cuda=device)
     results = function(*arguments)
     place = place_of(results[0])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cupyflash
+from cupyflash import _dispatch
 from tests.frameworks.conftest import ON_GPU
 from tests.reference import attention
 from tests.tolerance import assert_close
@@ -151,13 +152,13 @@ def test_layouts_and_no_batch(rng, mode):
 
 def test_inputs_are_not_copied(rng, monkeypatch):
     seen = []
-    forward = cupyflash.flash_attention_forward
+    forward = _dispatch.forward
 
-    def spy(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        seen.extend((q, k, v))
-        return forward(q, k, v, **options)
+    def spy(call: Any, **options: Any) -> Any:
+        seen.extend(call.arrays)
+        return forward(call, **options)
 
-    monkeypatch.setattr(cupyflash, "flash_attention_forward", spy)
+    monkeypatch.setattr(_dispatch, "forward", spy)
     arrays = [jnp.asarray(x) for x in inputs(rng)]
     jax.grad(lambda *given: flash_attention(*given).sum())(*arrays)
 
