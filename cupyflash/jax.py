@@ -119,8 +119,6 @@ def flash_attention(
         for name, x in given.items()
         if x is not None
     }
-    if "alibi_slopes" in arrays:
-        arrays["alibi_slopes"] = jax.lax.stop_gradient(arrays["alibi_slopes"])
     if isinstance(window, list):
         window = tuple(window)  # hashable, as all that is fixed at compilation
     static = _Static(

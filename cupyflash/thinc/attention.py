@@ -88,8 +88,8 @@ def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Call
     if not len(ragged.data):  # thinc gives it no width either
         return ragged, lambda grad: grad
     xp, heads, heads_kv = model.ops.xp, model.attrs["num_heads"], model.attrs["num_heads_kv"]
-    cu_seqlens = _cu_seqlens(model, ragged)
-    turn, turn_back = _turns(model, cu_seqlens, len(ragged.data))
+    cu_seqlens = _cu_seqlens(ragged.lengths)
+    turn, turn_back = _turns(model, len(ragged.data))
     qkv = _checked(model, ragged, "nI").reshape(len(ragged.data), -1, model.attrs["head_dim"])
     query, key, value = xp.split(qkv, [heads, heads + heads_kv], axis=1)
     try:
@@ -111,21 +111,20 @@ def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Call
     return Ragged(out.reshape(len(out), -1), ragged.lengths), backprop
 
 
-def _cu_seqlens(model: Model, ragged: Ragged) -> Array:
-    """Where the sequences begin, on the host or device that holds their lengths."""
-    bounds = ragged.lengths.cumsum(dtype="int32")
-    cu_seqlens = bounds[:1].repeat(len(bounds) + 1)
+def _cu_seqlens(lengths: Array) -> Array:
+    """Where the sequences begin and the last one ends, on the host or device of the lengths."""
+    cu_seqlens = lengths[:1].astype("int32").repeat(len(lengths) + 1)
     cu_seqlens[0] = 0
-    cu_seqlens[1:] = bounds
+    lengths.cumsum(out=cu_seqlens[1:])
     return cu_seqlens
 
 
-def _turns(model: Model, cu_seqlens: Array, total: int) -> tuple[Callable[..., Array], ...]:
+def _turns(model: Model, total: int) -> tuple[Callable[..., Array], ...]:
     """Functions that turn heads by their positions, and back."""
     if not model.attrs["rotary"]:
         return (lambda heads: heads), (lambda heads: heads)
     xp = model.ops.xp
-    cos, sin = rotary_table(xp, cu_seqlens, total, model.attrs["head_dim"])
+    cos, sin = rotary_table(xp, total, model.attrs["head_dim"])
     return (
         lambda heads: rotate(xp, heads, cos, sin),
         lambda heads: rotate(xp, heads, cos, -sin),

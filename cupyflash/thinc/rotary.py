@@ -10,16 +10,13 @@ Array = Any
 BASE = 10000.0
 
 
-def rotary_table(xp: Any, cu_seqlens: Array, total: int, head_dim: int) -> tuple[Array, Array]:
-    """Return cos and sin, float32 ``(total, 1, head_dim / 2)``; positions restart in each sequence.
+def rotary_table(xp: Any, total: int, head_dim: int) -> tuple[Array, Array]:
+    """Return cos and sin, float32 ``(total, 1, head_dim / 2)``, of positions in the whole batch.
 
-    Nothing is read back from the device, so `cu_seqlens` may live there.
+    Attention sees only the distance of two tokens of a sequence, so it may begin at any position.
     """
-    row = xp.arange(total)
-    cu_seqlens = xp.asarray(cu_seqlens)
-    position = row - cu_seqlens[xp.searchsorted(cu_seqlens[1:], row, side="right")]
     frequency = BASE ** (-xp.arange(0, head_dim, 2, dtype="float64") / head_dim)
-    angle = (position[:, None] * frequency)[:, None, :]
+    angle = (xp.arange(total)[:, None] * frequency)[:, None, :]
     return xp.cos(angle).astype("float32"), xp.sin(angle).astype("float32")
 
 

@@ -174,6 +174,22 @@ def test_results_stay_on_the_inputs_device(rng, mode, device):
     assert mode(jax.grad(lambda q: flash_attention(q, k, v).sum()))(q).devices() == {device}
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_reaches_the_backward(rng, mode, monkeypatch, deterministic):
+    seen = []
+    backward = cupyflash.flash_attention_backward
+
+    def spy(dout: Any, saved: Any, **options: Any) -> Any:
+        seen.append(options["deterministic"])
+        return backward(dout, saved, **options)
+
+    monkeypatch.setattr(cupyflash, "flash_attention_backward", spy)
+    q, k, v = map(jnp.asarray, inputs(rng))
+    attend = partial(flash_attention, deterministic=deterministic)
+    jax.block_until_ready(mode(jax.grad(lambda q: attend(q, k, v).sum()))(q))
+    assert seen == [deterministic]
+
+
 # --- dropout ------------------------------------------------------------------------------------
 
 
