@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cupyflash._cuda.params import SCORE_PARAMS
 from cupyflash.errors import UnsupportedError
@@ -24,6 +25,7 @@ _INTEGERS = {
     "int64": "long long",
     "uint64": "unsigned long long",
 }
+_DTYPES = _FLOATS | _INTEGERS
 
 _ARGUMENTS = ("score", "b", "h", "i", "j")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -55,19 +57,19 @@ class ScoreSource:
         """
         for name in ("forward", "backward"):
             _require_expression(getattr(score_mod, name), name)
-        for name, array in score_mod.params.items():
+        arrays = tuple((name, array.dtype.name) for name, array in score_mod.params.items())
+        for (name, dtype), array in zip(arrays, score_mod.params.values(), strict=True):
             _require_name(name)
-            if array.dtype.name not in _FLOATS | _INTEGERS or not array.dtype.isnative:
+            if dtype not in _DTYPES or not array.dtype.isnative:
                 raise TypeError(
                     f"score_mod.params[{name!r}] has dtype {array.dtype}; expected one of "
-                    f"{', '.join(_FLOATS | _INTEGERS)} in native byte order"
+                    f"{', '.join(_DTYPES)} in native byte order"
                 )
         if len(score_mod.params) > SCORE_PARAMS:
             raise UnsupportedError(
                 f"score_mod has {len(score_mod.params)} params; GPU engines pass up to "
                 f"{SCORE_PARAMS}: concatenate some into one array"
             )
-        arrays = tuple((name, array.dtype.name) for name, array in score_mod.params.items())
         return cls(score_mod.forward, score_mod.backward, arrays)
 
     @property
@@ -132,6 +134,7 @@ def _require_name(name: str) -> None:
         )
 
 
+@lru_cache(maxsize=256)
 def _require_expression(expression: str | None, name: str) -> None:
     """Refuse what would not stay between the brackets of the generated function.
 
