@@ -105,7 +105,7 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if set(pair) not in EXCLUSIV
 SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
     "simt": frozenset(FEATURES),
-    "mma": frozenset(FEATURES) - {"score_mod"},
+    "mma": frozenset(FEATURES),
 }
 ENGINE_DTYPES = {"numpy": tuple(DTYPES), "simt": tuple(DTYPES), "mma": ("float16", "bfloat16")}
 

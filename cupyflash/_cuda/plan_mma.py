@@ -58,7 +58,7 @@ __all__ = [
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
 SUPPORTED_FEATURES = frozenset(
     {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
-    | {"mask", "block_mask", "bias", "dropout"}
+    | {"mask", "block_mask", "bias", "dropout", "score_mod"}
 )
 LEAST_CAPABILITY = (8, 0)
 

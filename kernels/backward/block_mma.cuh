@@ -8,6 +8,7 @@
 #include "attention/score_mma.cuh"
 #include "attention/tile_walk.cuh"
 #include "backward/bias_gradient_mma.cuh"
+#include "backward/modified_gradient_mma.cuh"
 #include "backward/shape_mma.cuh"
 #include "tile/load_swizzled.cuh"
 #include "tile/multiply_mma.cuh"
@@ -36,8 +37,8 @@ struct MmaBackwardBlock {
   // Pieces that share random numbers, or a read of the bias.
   static constexpr int unit = config.dropout || config.bias ? 2 : 1;
   static constexpr int units = pieces / unit;
-  // Softcap's derivative then waits for the bias's gradient.
-  static constexpr bool late_slope = config.softcap && config.bias;
+  // Softcap's derivative then waits for score_mod's, and for the bias's gradient.
+  static constexpr bool late_slope = config.softcap && (config.bias || config.score_mod);
   // dS in shared memory, rounded, is then not the bias's gradient.
   static constexpr bool staged_bias = config.bias && config.bias_rows && config.bias_cols &&
                                       !late_slope && config.block_n % 32 == 0;
@@ -46,6 +47,12 @@ struct MmaBackwardBlock {
   using Loader = SwizzledLoader<Tile, config.threads(), config.load_width, Element<config.dtype>>;
 
   using Probabilities = MmaOperand<m_tiles, n_tiles>;
+
+  /// What the way back from the gradients by final scores needs.
+  struct Late {
+    Scores unmodified;  // the scores before score_mod
+    Scores slopes;      // softcap's derivatives, if they are to wait
+  };
 
   /// What one query head contributes.
   struct Head {

@@ -187,7 +187,7 @@ struct MmaBackwardMainloop {
       }
     }
     Probabilities p;
-    Scores late;  // softcap's derivatives, if they are to wait
+    typename Block::Late late;
     {
       constexpr int steps = config.head_dim_v / 16;
       const auto left = WalkOf<ValueTile>::left(block.value_tile(), key_row);
@@ -211,15 +211,18 @@ struct MmaBackwardMainloop {
   /// dV += P^T dO and dK += dS^T Q of this warp's queries, with an exchange then of the others'.
   /// dS^T and, with an exchange, P^T go to shared memory.
   __device__ bool use_scores(const Head& head, KeySums& grad_key, ValueSums& grad_value,
-                             const Scores& scores, const Scores& late, const Scores& slopes,
-                             const Probabilities& p, const Walk walk, bool hidden) const {
+                             const Scores& scores, const typename Block::Late& late,
+                             const Scores& slopes, const Probabilities& p, const Walk walk,
+                             bool hidden) const {
     const int m = walk.slot();
     const int own_row = Shape::query_warp() * Shape::warp_queries;
     const unsigned stat = block.statistics(m) + (own_row + MmaLane::col()) * 4;
     Probabilities ds;
-    typename Block::BiasGradientTile grad_bias(head.grad_bias,
-                                               walk.tile(0) * config.block_m + own_row,
-                                               block.first_key + Shape::key_row());
+    const int first_query = walk.tile(0) * config.block_m + own_row;
+    const int first_key = block.first_key + Shape::key_row();
+    ModifiedGradient<config> modified(head.score.function, head.params.common.grad_score_params,
+                                      head.grad_bias.factor, first_query, first_key);
+    typename Block::BiasGradientTile grad_bias(head.grad_bias, first_query, first_key);
     constexpr int pairs_v = ValueSums::n_tiles / 2, slices_v = query_steps * pairs_v;
     const auto grad_out = columns_of<2 * pairs_v>(block.grad_out_tile(m));
     const auto own_grad_out = grad_out.down(own_row);
@@ -230,8 +233,10 @@ struct MmaBackwardMainloop {
       const int first = pieces * slice / slices_v, end = pieces * (slice + 1) / slices_v;
       if constexpr (Shape::exchange)
         Gradients::store_slice(block.probability_tile(), p, first, end);
-      Gradients::differentiate_slice(head, scores, late, slopes, ds, grad_bias, stat, first, end);
+      Gradients::differentiate_slice(head, scores, late, slopes, ds, modified, grad_bias, stat,
+                                     first, end);
     }
+    if constexpr (config.score_mod) modified.arrays.finish();
     if constexpr (config.bias && !Block::staged_bias) grad_bias.finish();
     constexpr int pairs = KeySums::n_tiles / 2, slices = query_steps * pairs;
     const auto query = columns_of<2 * pairs>(block.query_tile(m));

@@ -28,9 +28,9 @@ struct MmaScoreGradients {
 
   /// Units [first, end) of P = exp(S - m) / l as operands, without what dropout drops; in place of
   /// the scores what dS is to be multiplied by: P, times softcap's derivative, negative where P was
-  /// dropped. Returns whether the bias hides something, for this lane.
+  /// dropped. Returns whether the bias or score_mod hides something, for this lane.
   __device__ static bool exponentiate_slice(const Block& block, const Head& head, Scores& scores,
-                                            Scores& late, Probabilities& p,
+                                            typename Block::Late& late, Probabilities& p,
                                             const typename Block::Walk& walk, int first, int end) {
     const int query_col = Shape::query_warp() * Shape::warp_queries;
     const int query_index = walk.tile(0) * config.block_m + query_col + MmaLane::col();
@@ -39,6 +39,7 @@ struct MmaScoreGradients {
     BiasReader<typename Block::Bias, true> reader(block.bias_tile(walk.slot()), query_col,
                                                   Shape::key_row());
     const float distance = float(query_index + head.score_of.diagonal - key_index);
+    bool hidden = false;
 #pragma unroll
     for (int u = first; u < end; ++u) {
       const int i = u % m_tiles, pair = u / m_tiles;
@@ -66,6 +67,12 @@ struct MmaScoreGradients {
           if constexpr (!config.raw_scores || config.alibi) {
             const int away = j * 8 + e % 2 - i * 16 - e / 2 * 8;
             score = head.score_of.of(s[e], bias[k][e], distance + float(away));
+            if constexpr (config.score_mod) {
+              late.unmodified.at[i][j][e] = score.value;
+              score.value = head.score.function.value(score.value, query_index + j * 8 + e % 2,
+                                                      key_index + i * 16 + e / 2 * 8);
+              hidden = hidden || score.value == -infinity<float>;
+            }
             // Whatever the product, or the scale's sign, is.
             if (s[e] == -infinity<float> || bias[k][e] == -infinity<float>) {
               score.value = -infinity<float>;
@@ -76,7 +83,7 @@ struct MmaScoreGradients {
           const float probability = exp2_hardware(exponent) * row_inverse;
           kept[e] = probability;
           s[e] = config.softcap && !Block::late_slope ? probability * score.slope : probability;
-          if constexpr (Block::late_slope) late.at[i][j][e] = score.slope;
+          if constexpr (Block::late_slope) late.slopes.at[i][j][e] = score.slope;
           if constexpr (config.dropout) {
             const uint4& four = words[e % 2];
             const unsigned word = e < 2 ? (k == 0 ? four.x : four.z) : (k == 0 ? four.y : four.w);
@@ -90,12 +97,14 @@ struct MmaScoreGradients {
         p.lower(i, j) = pack_pair<config.dtype>(kept[2], kept[3]);
       }
     }
-    return config.bias && reader.hides();
+    return hidden || (config.bias && reader.hides());
   }
 
-  /// Pieces [first, end) of dS = P (dP - D), as operands; on the way the bias's gradient.
-  __device__ static void differentiate_slice(const Head& head, const Scores& p, const Scores& late,
-                                             const Scores& slopes, Probabilities& ds,
+  /// Pieces [first, end) of dS = P (dP - D), as operands; on the way the gradients of score_mod's
+  /// arrays and of the bias.
+  __device__ static void differentiate_slice(const Head& head, const Scores& p,
+                                             const typename Block::Late& late, const Scores& slopes,
+                                             Probabilities& ds, ModifiedGradient<config>& modified,
                                              typename Block::BiasGradientTile& grad_bias,
                                              unsigned stat, int first, int end) {
 #pragma unroll
@@ -115,10 +124,11 @@ struct MmaScoreGradients {
         // A value that is not seen may hold NaN.
         if (config.hides() && probability == 0.0f) product[e] = 0.0f;
       }
+      if constexpr (config.score_mod) modified.apply(i, j, late.unmodified.at[i][j], product);
       if constexpr (config.bias && !Block::staged_bias) grad_bias.add(i, j, product);
       if constexpr (Block::late_slope) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) product[e] *= late.at[i][j][e];
+        for (int e = 0; e < 4; ++e) product[e] *= late.slopes.at[i][j][e];
       }
       ds.upper(i, j) = pack_pair<config.dtype>(product[0], product[1]);
       ds.lower(i, j) = pack_pair<config.dtype>(product[2], product[3]);

@@ -235,12 +235,20 @@ struct MmaForwardMainloop {
             float& value = scores.at[i][2 * s + e / 4][e % 4];
             const int away = i * 16 + e % 4 / 2 * 8 - s * 16 - e / 4 * 8 - e % 2;
             value = score_of.of(value, bias[e / 4][e % 4], distance + float(away)).value;
+            if constexpr (config.score_mod) {
+              value =
+                  score.function.value(value, warp_query + MmaLane::row() + i * 16 + e % 4 / 2 * 8,
+                                       first_key + MmaLane::col() + s * 16 + e / 4 * 8 + e % 2);
+              hidden = hidden || value == -infinity<float>;
+            }
           }
         }
       }
+      if constexpr (config.score_mod) hidden = __any_sync(0xffffffffu, hidden);
       if constexpr (config.bias) {
-        hidden = __any_sync(0xffffffffu, reader.hides());
-        if (hidden) hide_by_bias(scores, reader);
+        const bool by_bias = __any_sync(0xffffffffu, reader.hides());
+        if (by_bias) hide_by_bias(scores, reader);
+        hidden = hidden || by_bias;
       }
     }
     if (!unmasked.covers({first_key, first_key + config.block_n})) {

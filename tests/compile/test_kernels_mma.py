@@ -7,6 +7,7 @@ import pytest
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_mma import MmaBackwardPlan, MmaForwardPlan, plan_backward, plan_forward
+from cupyflash._cuda.score_source import ScoreSource
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
 
@@ -82,6 +83,18 @@ def test_one_feature(arch: str, head_dim: int, options: dict[str, object]) -> No
     problem, device = problem_of(head_dim, False, **options), Device.known(arch)
     check(plan_forward(problem, device), arch, MOST_SPILLED_BYTES_WITH_FEATURES)
     check(plan_backward(problem, device), arch, MOST_SPILLED_BYTES_WITH_FEATURES)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_score_mod(head_dim: int) -> None:
+    """The scores before the change are kept, where registers are scarce."""
+    arrays = (("gain", "float32"), ("table", "bfloat16"))
+    mod = ScoreSource("gain[h] * score + table[j - i + 900]", None, arrays)
+    extras = frozenset({"score_mod"})
+    problem = problem_of(head_dim, False, extras=extras, score_mod=mod)
+    device = Device.known("sm_90a")
+    check(plan_forward(problem, device), "sm_90a", 256)
+    check(plan_backward(problem, device), "sm_90a", 256)
 
 
 def test_masks_bias_and_dropout_together() -> None:
