@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyflash._cuda.device import require_cupy
+from cupyflash._cuda.scratch import keep
 from cupyflash.errors import NoDeviceError
 
 Array = Any
@@ -166,10 +167,18 @@ def has_contiguous_last_axis(array: Array) -> bool:
 
 def contiguous_last_axis(array: Array) -> Array:
     """Return `array`, copied only if it has no contiguous last axis."""
-    if has_contiguous_last_axis(array):
-        return array
-    with place_of(array).current():
+    return array if has_contiguous_last_axis(array) else dense_copy(array)
+
+
+def dense_copy(array: Array) -> Array:
+    """Return a copy in C order; replays of a CUDA graph may read what was copied in its capture."""
+    place = place_of(array)
+    if place == HOST:
         return array.copy(order="C")
+    with place.current():
+        copy = array.copy(order="C")
+        keep(copy)
+        return copy
 
 
 def memory_overlaps(a: Array, b: Array) -> bool:

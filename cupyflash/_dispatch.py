@@ -8,6 +8,7 @@ import numpy as np
 
 from cupyflash import _engines
 from cupyflash._arrays import HOST, Place, as_array, contiguous_last_axis, has_contiguous_last_axis
+from cupyflash._cuda.scratch import keep
 from cupyflash._problem import GradientBuffers
 from cupyflash._validate import Call
 from cupyflash.state import Gradients, SavedState
@@ -29,7 +30,10 @@ def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | Non
                 layout.users_shape((*lead, problem.head_dim_v)), dtype=operands.query.dtype
             )
         target = layout.canonical(as_array(out, "out"))
-        written = target if _engine_writes(target, call.place) else xp.empty_like(target, order="C")
+        written = target
+        if not _engine_writes(target, call.place):
+            written = xp.empty_like(target, order="C")
+            keep(written)
         row_max = row_sum = None
         if save or call.place == HOST:  # the NumPy engine always writes them
             row_max = xp.empty(statistics_shape, problem.accumulator_dtype)
@@ -129,6 +133,8 @@ def _presented(call: Call, buffers: GradientBuffers) -> Gradients:
     if dbias is not None:
         bias = as_array(call.options.bias, "bias")
         with np.errstate(over="ignore"):  # a sum beyond a 16-bit dtype's range is inf there
+            if dbias.dtype != bias.dtype and call.place != HOST:
+                keep(dbias)
             dbias = dbias.reshape(bias.shape).astype(bias.dtype, copy=False)
     return Gradients(
         users(buffers.dq),

@@ -13,6 +13,7 @@ from cupyflash._arrays import (
     Place,
     as_array,
     as_boolean,
+    dense_copy,
     describe,
     require_place,
 )
@@ -176,10 +177,8 @@ def _score_mod(x: Any, place: Place) -> ScoreMod:
             "give ScoreMod(..., numpy_forward=..., numpy_backward=...)"
         )
     if place != HOST:  # kernels read arrays by flat index
-        with place.current():
-            params = {name: _dense(param) for name, param in params.items()}
+        params = {
+            name: param if param.flags.c_contiguous else dense_copy(param)
+            for name, param in params.items()
+        }
     return replace(x, params=params)
-
-
-def _dense(array: Array) -> Array:
-    return array if array.flags.c_contiguous else array.copy(order="C")

@@ -193,8 +193,8 @@ def flash_attention_backward(
     dlse : array of ``saved.lse``'s shape and dtype, optional
         Gradient of the loss by ``saved.lse``.
     deterministic : bool, default False
-        True: everything is bit-equal from run to run. Without it dq, dbias, dsinks, and dk, dv of
-        grouped heads may differ by rounding.
+        True: everything is bit-equal from run to run. Without it dq, dbias, dsinks, dscore_params,
+        and dk, dv of grouped heads may differ by rounding.
 
     Returns
     -------

@@ -7,7 +7,7 @@ from typing import Any
 
 from cupyflash._cuda.device import require_cupy
 
-__all__ = ["allocate"]
+__all__ = ["allocate", "keep"]
 
 _captured: list[Any] = []
 
@@ -22,6 +22,11 @@ def allocate(sizes: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
         return {}
     cupy = require_cupy()
     arrays = {name: cupy.empty(size, dtype) for name, (size, dtype) in sizes.items()}
-    if cupy.cuda.get_current_stream().is_capturing():
-        _captured.extend(arrays.values())
+    keep(*arrays.values())
     return arrays
+
+
+def keep(*arrays: Any) -> None:
+    """Never free these arrays on the current device if a CUDA graph is being captured."""
+    if require_cupy().cuda.get_current_stream().is_capturing():
+        _captured.extend(arrays)

@@ -219,6 +219,27 @@ def test_a_captured_graph_has_memory_of_its_own(engine, rng, features):
         assert np.isfinite(to_host(captured[0])).all()
 
 
+def test_a_captured_score_mod_has_memory_of_its_own(engine, rng):
+    require(engine, "score_mod")
+    arrays = _device_arrays(engine, rng)
+    table = cupy.asarray(rng.normal(size=(170, 4)).astype(np.float32)).T  # is copied
+    mod = cupyflash.ScoreMod("score + table[h * 170 + j]", "1", {"table": table})
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        right = _both(engine, arrays, score_mod=mod)
+        stream.synchronize()
+        stream.begin_capture()
+        captured = _both(engine, arrays, score_mod=mod)
+        graph = stream.end_capture()
+        others = [cupy.zeros(2**n, np.uint8) for n in range(9, 22) for _ in range(20)]
+        graph.launch(stream)
+        stream.synchronize()
+        assert not any(other.any() for other in others)
+        assert _bits(*captured) == _bits(*right)
+        gradients = (to_host(grads.dscore_params["table"]) for *_, grads in (captured, right))
+        assert same_bits(*gradients)
+
+
 def test_a_captured_seed_on_the_device_can_change(engine, rng):
     require(engine, "dropout")
     arrays = _device_arrays(engine, rng)
