@@ -211,7 +211,7 @@ def test_calls_without_a_tiling_take_it(direction: str, monkeypatch: pytest.Monk
     planner = SimpleNamespace(plan_forward=plan, plan_backward=plan)
     monkeypatch.setattr(module, "PLANNERS", {"mma": planner})
     monkeypatch.setattr(module, "describe", lambda device_id: HOPPER)
-    layout = SimpleNamespace(vector_bytes=(16, 16))
+    layout = SimpleNamespace(vector_bytes=(16, 16), optional=SimpleNamespace(bias_bytes=1))
     prepare = {
         "forward": partial(forward._prepare.__wrapped__, "mma", PROBLEM, 0, layout=layout),
         "backward": partial(
