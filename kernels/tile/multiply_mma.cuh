@@ -3,6 +3,7 @@
 #pragma once
 
 #include "arch/mma_sync.cuh"
+#include "arch/pack.cuh"
 #include "tile/fragment_mma.cuh"
 #include "tile/operand_mma.cuh"
 
@@ -106,6 +107,18 @@ struct MmaOperand {
   __device__ unsigned& lower(int i, int j) { return at[j / 2][i][j % 2 * 2 + 1]; }
   __device__ unsigned upper(int i, int j) const { return at[j / 2][i][j % 2 * 2]; }
   __device__ unsigned lower(int i, int j) const { return at[j / 2][i][j % 2 * 2 + 1]; }
+
+  template <DataType dtype>
+  __device__ void round(const MmaFragment<m_tiles, n_tiles>& values) {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < n_tiles; ++j) {
+        upper(i, j) = pack_pair<dtype>(values.at[i][j][0], values.at[i][j][1]);
+        lower(i, j) = pack_pair<dtype>(values.at[i][j][2], values.at[i][j][3]);
+      }
+    }
+  }
 };
 
 }  // namespace cupyflash

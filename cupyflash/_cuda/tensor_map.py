@@ -1,0 +1,75 @@
+"""Descriptions of arrays for the copy engine: ``CUtensorMap``, encoded by the driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+from cupyflash.errors import UnsupportedError
+
+__all__ = ["BYTES", "encode"]
+
+BYTES = 128
+_ALIGNMENT = 64
+# From cuda.h.
+_DTYPES = {"float16": 6, "bfloat16": 9}
+_INTERLEAVE_NONE = 0
+_SWIZZLE_128_BYTES = 3
+_PROMOTE_TO_256_BYTES = 3
+_FILL_WITH_ZEROS = 0
+
+
+@cache
+def _encoder() -> ctypes._CFuncPtr:
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    function.argtypes = [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64),
+        ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32),
+        ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+    ]  # fmt: skip
+    return function
+
+
+def encode(
+    dtype: str, address: int, lengths: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> bytes:
+    """Return the map of an array whose boxes are copied in panels of rows of 128 bytes.
+
+    Parameters
+    ----------
+    dtype : str
+        ``"float16"`` or ``"bfloat16"``.
+    address : int
+        Of the first element, a multiple of 16.
+    lengths : sequence of int
+        Of each axis, the one with neighbouring elements first.
+    strides : sequence of int
+        In bytes, of all axes but the first: positive multiples of 16.
+    box : sequence of int
+        Lengths of what one instruction copies.
+    """
+    rank = len(lengths)
+    memory = ctypes.create_string_buffer(BYTES + _ALIGNMENT)
+    start = -ctypes.addressof(memory) % _ALIGNMENT
+    status = _encoder()(
+        ctypes.addressof(memory) + start,
+        _DTYPES[dtype],
+        rank,
+        address,
+        (ctypes.c_uint64 * rank)(*lengths),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        _INTERLEAVE_NONE,
+        _SWIZZLE_128_BYTES,
+        _PROMOTE_TO_256_BYTES,
+        _FILL_WITH_ZEROS,
+    )
+    if status != 0:
+        raise UnsupportedError(
+            f"cuTensorMapEncodeTiled failed with error {status}:"
+            f" {dtype}, address {address}, lengths {lengths}, strides {strides}, box {box}"
+        )
+    return memory.raw[start : start + BYTES]

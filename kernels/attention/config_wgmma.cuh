@@ -1,0 +1,28 @@
+// What the Hopper kernel is compiled for. One to one with cupyflash/_cuda/config_wgmma.py.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace cupyflash {
+
+struct WgmmaForwardConfig {
+  DataType dtype;   // float16 or bfloat16
+  int head_dim;     // of q and k, padded to a multiple of 32
+  int head_dim_v;   // of v and out, padded to a multiple of 64
+  int block_m;      // queries of a tile: 64 a consumer warpgroup
+  int block_n;      // keys of a tile
+  int stages;       // key tiles, and value tiles, in shared memory
+  int store_width;  // elements that one store moves
+  bool query_in_registers;
+  bool take_turns;  // warpgroups start their products one after the other
+  bool lazy;
+  bool raw_scores;  // the scale is left to the exponent
+  bool window;      // causal, or a window bound on either side
+  bool softcap;
+  bool sinks;
+
+  __device__ constexpr int consumers() const { return block_m / 64; }
+  __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,79 @@
+// The running softmax statistics of a warp's 16 rows, for kernels that leave the scale to the
+// exponent and rescale their sums with every key tile.
+#pragma once
+
+#include "arch/exponential.cuh"
+#include "tile/fragment_mma.cuh"
+
+namespace cupyflash {
+
+/// P = exp2(score * factor - shift), where the shift follows the maximum: always, or only when that
+/// has grown by more than `slack`. P is then at most 2**slack, as exact relative to l as ever.
+template <bool lazy>
+struct WgmmaSoftmax {
+  static constexpr float slack = 6.0f;
+  // As long as no key was seen: any exponent is then 0 or -inf, and P = 0.
+  static constexpr float none = -3.4028234663852886e38f;
+
+  float factor;      // from scores to exponents of 2, positive
+  float row_max[2];  // of the scores
+  float shift[2];    // subtracted from exponents; finite, unless a score is +inf or NaN
+  float row_sum[2];  // relative to shift, the lane's part
+
+  __device__ explicit WgmmaSoftmax(float factor) : factor(factor) { reset(); }
+
+  /// To rows that have seen no key.
+  __device__ void reset() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      row_max[r] = -infinity<float>;
+      shift[r] = none;
+      row_sum[r] = 0.0f;
+    }
+  }
+
+  /// m in exponents of 2, or `none`.
+  __device__ float exponent(int r) const { return fmaxf(row_max[r] * factor, none); }
+
+  /// Turns scores into probabilities. If true, alike in all lanes, earlier sums are to be
+  /// multiplied by `correction`.
+  template <int n_tiles>
+  __device__ bool update(MmaFragment<1, n_tiles>& scores, float (&correction)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Two chains, of even and of odd columns: half the latency.
+      float even = fmaxf(row_max[r], scores.at[0][0][2 * r]), odd = scores.at[0][0][2 * r + 1];
+#pragma unroll
+      for (int j = 1; j < n_tiles; ++j) {
+        even = fmaxf(even, scores.at[0][j][2 * r]);
+        odd = fmaxf(odd, scores.at[0][j][2 * r + 1]);
+      }
+      row_max[r] = quad_maximum(fmaxf(even, odd));
+    }
+    const float next[2] = {exponent(0), exponent(1)};
+    bool follow = true;
+    if constexpr (lazy) {
+      follow = __any_sync(0xffffffffu, next[0] > shift[0] + slack || next[1] > shift[1] + slack);
+    }
+    if (follow) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        correction[r] = exp2_hardware(shift[r] - next[r]);
+        row_sum[r] *= correction[r];
+        shift[r] = next[r];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < n_tiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& score = scores.at[0][j][e];
+        score = exp2_hardware(fmaf(score, factor, -shift[e >> 1]));
+        row_sum[e >> 1] += score;
+      }
+    }
+    return follow;
+  }
+};
+
+}  // namespace cupyflash

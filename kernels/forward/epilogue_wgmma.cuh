@@ -1,0 +1,48 @@
+// From a warp's unnormalised sums to out, row_max and row_sum in global memory.
+#pragma once
+
+#include "attention/config_wgmma.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/sequence.cuh"
+#include "attention/softmax_wgmma.cuh"
+#include "tile/store_quads.cuh"
+
+namespace cupyflash {
+
+/// `warp_row` is the warp's first row in the tile.
+template <WgmmaForwardConfig config, class Softmax, int n_tiles>
+__device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex& tile,
+                                    int warp_row, const Softmax& softmax,
+                                    const MmaFragment<1, n_tiles>& sums) {
+  const Sequence& sequence = tile.sequence;
+  float* row_max =
+      statistic_row<float>(params.row_max, params.row_max_strides, sequence, tile.head);
+  float* row_sum =
+      statistic_row<float>(params.row_sum, params.row_sum_strides, sequence, tile.head);
+  // In natural units: scores were scaled already, or are now.
+  const float unit = softmax.factor * 0.6931471805599453f;
+  const float sink = config.sinks ? params.sinks[tile.head * params.attention.sinks_stride] : 0.0f;
+
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    OnlineSoftmax<float, 1> row;
+    row.row_max[0] = config.raw_scores ? softmax.row_max[r] * unit : softmax.row_max[r];
+    factor[r] = exp2_hardware(softmax.shift[r] - softmax.exponent(r));
+    row.row_sum[0] = quad_total(softmax.row_sum[r]) * factor[r];
+    if constexpr (config.sinks) factor[r] *= row.add_sink(0, sink);
+    factor[r] *= inverse_sum(row.row_sum[0]);
+
+    const int query = tile.first_row + warp_row + r * 8 + MmaLane::row();
+    if (query >= sequence.seqlen_q || MmaLane::col() != 0) continue;
+    if (row_max != nullptr) row_max[query * params.row_max_strides.row] = row.row_max[0];
+    if (row_sum != nullptr) row_sum[query * params.row_sum_strides.row] = row.row_sum[0];
+  }
+  write_rows<config.dtype, config.store_width>(
+      head_rows<Element<config.dtype>>(params.out, params.out_strides, sequence.batch,
+                                       sequence.first_query, tile.head,
+                                       params.attention.head_dim_v),
+      tile.first_row + warp_row, sequence.seqlen_q, sums, factor);
+}
+
+}  // namespace cupyflash

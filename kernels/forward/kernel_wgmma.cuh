@@ -1,0 +1,27 @@
+// Forward on Hopper, thread blocks that stay and walk over (query tile, head, batch).
+#pragma once
+
+#include "arch/registers.cuh"
+#include "forward/mainloop_wgmma.cuh"
+#include "forward/producer_wgmma.cuh"
+
+namespace cupyflash {
+
+template <WgmmaForwardConfig config>
+__device__ void forward_wgmma(const WgmmaForwardParams& params) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  constexpr bool many = config.consumers() == 3;  // 64 Ki registers among the threads
+  const ForwardPipeline<config> pipeline{shared_address(shared_memory)};
+  pipeline.initialise();
+  const int warpgroup = warp_index() / 4;
+  if (warpgroup == 0) {
+    release_registers<many ? 32 : 24>();
+    if (threadIdx.x == 0) ForwardProducer<config>{params, pipeline}.run();
+  } else {
+    claim_registers<many ? 160 : 240>();
+    const int warp_row = (warp_index() - 4) * 16;
+    ForwardConsumer<config>{params, pipeline, warpgroup - 1, warp_row}.run();
+  }
+}
+
+}  // namespace cupyflash

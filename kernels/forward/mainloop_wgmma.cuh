@@ -1,0 +1,220 @@
+// The forward's loop over key tiles on Hopper: what a consumer warpgroup does.
+//
+//   turn      | group 0                |                        | group 0
+//   tensor    | S(1) = Q K(1)^T, O += P(0) V | (of group 1)     | S(2) ...
+//   group 0   | ...
+#pragma once
+
+#include "arch/named_barrier.cuh"
+#include "attention/mask_mma.cuh"
+#include "forward/epilogue_wgmma.cuh"
+#include "forward/pipeline_wgmma.cuh"
+#include "forward/walk_wgmma.cuh"
+#include "tile/multiply_wgmma.cuh"
+
+namespace cupyflash {
+
+template <WgmmaForwardConfig config>
+struct ForwardConsumer {
+  using Shape = WgmmaForwardShape<config>;
+  using Scores = typename Shape::Scores;
+  using Sums = typename Shape::Sums;
+  using Probabilities = MmaOperand<1, Shape::n_tiles>;
+  using Pipeline = ForwardPipeline<config>;
+  using Position = typename Pipeline::Position;
+  using Walk = ForwardWalk<config>;
+  using Softmax = WgmmaSoftmax<config.lazy>;
+  static constexpr int steps = config.head_dim / 16;
+
+  const WgmmaForwardParams& params;
+  Pipeline pipeline;
+  int group;     // number of this warpgroup among the consumers
+  int warp_row;  // first row of this warp in query tiles
+
+  __device__ void run() const {
+    const int first_row = group * Shape::warpgroup_rows;
+    Walk walk(params, {first_row, first_row + Shape::warpgroup_rows});
+    if (!walk.next_query_tile()) return;
+    if (config.take_turns && group == config.consumers() - 1) pass_turn();
+
+    State state(params.exponent_factor);
+    state.queries.take(*this);
+    start_scores(state);
+    await_products<0>();
+    end_scores(state, walk);
+    state.softmax.update(state.scores, state.correction);
+    state.p.template round<config.dtype>(state.scores);
+    while (true) {
+      while (!walk.last()) {
+        --walk.n;
+        step(state, walk);
+      }
+      const TileIndex tile = walk.tile;
+      if (!walk.next_query_tile()) break;
+      step_over(state, walk, tile);
+    }
+    start_sums(state);
+    await_products<0>();
+    end_sums(state);
+    write(walk.tile, state.softmax, state.sums);
+  }
+
+ private:
+  /// The warpgroup's query rows, in registers or in shared memory.
+  struct Queries {
+    static constexpr bool kept = config.query_in_registers;
+    unsigned at[kept ? steps : 1][4];
+    unsigned round = 0;
+
+    __device__ void take(const ForwardConsumer& loop) {
+      const Pipeline& pipeline = loop.pipeline;
+      pipeline.query_full().wait(round);
+      round ^= 1;
+      if constexpr (kept) {
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+          pipeline.query().read(at[step], loop.warp_row, step);
+        }
+        release(pipeline.query_empty());
+      }
+    }
+  };
+
+  struct State {
+    Queries queries;
+    Scores scores;
+    Sums sums;
+    Probabilities p;
+    Softmax softmax;
+    float correction[2];
+    Position key_at, value_at;
+
+    __device__ explicit State(float factor) : softmax(factor) { sums.fill(0.0f); }
+  };
+
+  /// O += P V of the key tile before, and P of the walk's, of the same query tile.
+  __device__ void step(State& state, const Walk& walk) const {
+    start_both(state, walk);
+    const bool changed = state.softmax.update(state.scores, state.correction);
+    end_both(state);
+    if (changed) rescale(state.sums, state.correction);
+    state.p.template round<config.dtype>(state.scores);
+  }
+
+  /// The same from one query tile, which is written, to the next one.
+  __device__ void step_over(State& state, const Walk& walk, const TileIndex& finished) const {
+    state.queries.take(*this);
+    start_both(state, walk);
+    const Softmax softmax = state.softmax;
+    state.softmax.reset();
+    state.softmax.update(state.scores, state.correction);
+    end_both(state);
+    write(finished, softmax, state.sums);
+    state.sums.fill(0.0f);
+    state.p.template round<config.dtype>(state.scores);
+  }
+
+  __device__ void start_both(State& state, const Walk& walk) const {
+    await_turn();
+    start_scores(state);
+    start_sums(state);
+    pass_turn();
+    await_products<1>();
+    end_scores(state, walk);
+  }
+
+  __device__ void end_both(State& state) const {
+    settle(state.scores);
+    hold_back(state.softmax.row_sum[0] + state.softmax.row_sum[1]);
+    await_products<0>();
+    end_sums(state);
+    settle(state.scores);
+  }
+
+  /// This warp has read what the barrier stands for.
+  __device__ static void release(AsyncBarrier empty) {
+    __syncwarp();
+    if (MmaLane::lane() == 0) empty.arrive();
+  }
+
+  /// The compiler would move the wait that follows to before the arithmetic that is to run beside
+  /// the products; not so if a store, which nobody reads, needs the result first.
+  __device__ void hold_back(float result) const {
+    store_shared(pipeline.scratch(), __float_as_uint(result));
+  }
+
+  __device__ void await_turn() const {
+    if constexpr (config.take_turns) await_barrier<256>(1 + group);
+  }
+  __device__ void pass_turn() const {
+    if constexpr (config.take_turns) {
+      arrive_at_barrier<256>(group + 1 < config.consumers() ? group + 2 : 1);
+    }
+  }
+
+  __device__ void start_scores(State& state) const {
+    const Position at = state.key_at;
+    pipeline.key_full(at).wait(at.round);
+    products_see_registers();
+    const auto keys = pipeline.key(at);
+    if constexpr (Queries::kept) {
+      multiply_rows<config.dtype, steps>(state.scores, state.queries.at, keys);
+    } else {
+      multiply_rows<config.dtype, steps>(state.scores, pipeline.query(),
+                                         group * Shape::warpgroup_rows, keys);
+    }
+    commit_products();
+  }
+
+  /// From products to scores: what is left to do of scale and softcap, and the mask.
+  __device__ void end_scores(State& state, const Walk& walk) const {
+    Scores& scores = state.scores;
+    settle(scores);
+    release(pipeline.key_empty(state.key_at));
+    state.key_at.advance();
+    if (!Queries::kept && walk.last()) release(pipeline.query_empty());
+
+    const int first_key = walk.n * config.block_n;
+    const int first_query = walk.tile.first_row + warp_row;
+    if constexpr (!config.raw_scores) {
+      const Score<float, config.softcap, false> score(params.common, walk.tile.sequence,
+                                                      walk.tile.head);
+#pragma unroll
+      for (int j = 0; j < Shape::n_tiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores.at[0][j][e] = score.value(scores.at[0][j][e], 0, 0);
+      }
+    }
+    if (walk.masked()) {
+      apply_mask(scores, walk.band, first_query, first_key);
+    }
+  }
+
+  __device__ void start_sums(State& state) const {
+    const Position at = state.value_at;
+    pipeline.value_full(at).wait(at.round);
+    products_see_registers();
+    accumulate_rows<config.dtype>(state.sums, state.p, pipeline.value(at));
+    commit_products();
+  }
+
+  __device__ void end_sums(State& state) const {
+    settle(state.sums);
+    release(pipeline.value_empty(state.value_at));
+    state.value_at.advance();
+  }
+
+  __device__ static void rescale(Sums& sums, const float (&correction)[2]) {
+#pragma unroll
+    for (int j = 0; j < Shape::n_tiles_v; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.at[0][j][e] *= correction[e >> 1];
+    }
+  }
+
+  __device__ void write(const TileIndex& tile, const Softmax& softmax, const Sums& sums) const {
+    write_forward_wgmma<config>(params.common, tile, warp_row, softmax, sums);
+  }
+};
+
+}  // namespace cupyflash

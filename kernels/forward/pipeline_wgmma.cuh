@@ -1,0 +1,94 @@
+// Shared memory of the Hopper forward, and the barriers by which its warpgroups pass tiles on.
+#pragma once
+
+#include "attention/config_wgmma.cuh"
+#include "tile/panels.cuh"
+
+namespace cupyflash {
+
+template <WgmmaForwardConfig config>
+struct WgmmaForwardShape {
+  using QueryTile = PanelTile<config.block_m, config.head_dim>;
+  using KeyTile = PanelTile<config.block_n, config.head_dim>;
+  using ValueTile = PanelTile<config.block_n, config.head_dim_v>;
+
+  // Each consumer warpgroup has 64 rows, each of its warps 16.
+  static constexpr int warpgroup_rows = 64;
+  static constexpr int n_tiles = config.block_n / 8;
+  static constexpr int n_tiles_v = config.head_dim_v / 8;
+  using Scores = MmaFragment<1, n_tiles>;
+  using Sums = MmaFragment<1, n_tiles_v>;
+
+  static constexpr int barrier_bytes = 512;
+  // A word a thread; tiles start at multiples of 1024.
+  static constexpr int query_offset = (barrier_bytes + 4 * config.threads() + 1023) / 1024 * 1024;
+  static constexpr int key_offset = query_offset + QueryTile::bytes;
+  static constexpr int value_offset = key_offset + config.stages * KeyTile::bytes;
+  static constexpr int bytes = value_offset + config.stages * ValueTile::bytes;
+};
+
+/// Counts through the stages of a ring of buffers.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  unsigned round = 0;  // modulo 2
+
+  __device__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      round ^= 1;
+    }
+  }
+};
+
+/// A tile's `full` phase ends when copies have brought it, its `empty` phase when all consumer
+/// warps have read it.
+template <WgmmaForwardConfig config>
+struct ForwardPipeline {
+  using Shape = WgmmaForwardShape<config>;
+  using Position = RingPosition<config.stages>;
+  static constexpr int consumer_warps = 4 * config.consumers();
+
+  unsigned shared;  // address of the block's shared memory
+
+  __device__ typename Shape::QueryTile query() const { return {shared + Shape::query_offset}; }
+  __device__ typename Shape::KeyTile key(Position at) const {
+    return {shared + Shape::key_offset + at.stage * Shape::KeyTile::bytes};
+  }
+  __device__ typename Shape::ValueTile value(Position at) const {
+    return {shared + Shape::value_offset + at.stage * Shape::ValueTile::bytes};
+  }
+
+  __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
+
+  __device__ AsyncBarrier query_full() const { return {shared}; }
+  __device__ AsyncBarrier query_empty() const { return {shared + 8}; }
+  __device__ AsyncBarrier key_full(Position at) const { return barrier(1, at); }
+  __device__ AsyncBarrier key_empty(Position at) const { return barrier(2, at); }
+  __device__ AsyncBarrier value_full(Position at) const { return barrier(3, at); }
+  __device__ AsyncBarrier value_empty(Position at) const { return barrier(4, at); }
+
+  /// By all threads of the block.
+  __device__ void initialise() const {
+    if (threadIdx.x == 0) {
+      query_full().initialise(1);
+      query_empty().initialise(consumer_warps);
+      for (int stage = 0; stage < config.stages; ++stage) {
+        const Position at = {stage};
+        key_full(at).initialise(1);
+        key_empty(at).initialise(consumer_warps);
+        value_full(at).initialise(1);
+        value_empty(at).initialise(consumer_warps);
+      }
+      publish_barriers();
+    }
+    __syncthreads();
+  }
+
+ private:
+  __device__ AsyncBarrier barrier(int kind, Position at) const {
+    return {shared + 64 * kind + 8 * at.stage};
+  }
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,64 @@
+// The thread that asks the copy engine for tiles, as far ahead of the consumers as there is memory.
+#pragma once
+
+#include "forward/pipeline_wgmma.cuh"
+#include "forward/walk_wgmma.cuh"
+
+namespace cupyflash {
+
+template <WgmmaForwardConfig config>
+struct ForwardProducer {
+  using Pipeline = ForwardPipeline<config>;
+  using Position = typename Pipeline::Position;
+  const WgmmaForwardParams& params;
+  Pipeline pipeline;
+
+  /// In the order of use: K(0), Q, K(1), V(0), K(2), V(1), ...
+  __device__ void run() const {
+    prefetch_map(params.query);
+    prefetch_map(params.key);
+    prefetch_map(params.value);
+    ForwardWalk<config> walk(params, {0, config.block_m});
+    if (!walk.next_query_tile()) return;
+    Position key_at, value_at, query_at;
+    Keys before = load_key(walk, key_at);
+    load_query(walk, query_at);
+    while (walk.advance()) {
+      const Keys keys = load_key(walk, key_at);
+      if (walk.first()) load_query(walk, query_at);
+      load_value(before, value_at);
+      before = keys;
+    }
+    load_value(before, value_at);
+  }
+
+ private:
+  struct Keys {
+    int row, head, batch;
+  };
+
+  __device__ Keys load_key(const ForwardWalk<config>& walk, Position& at) const {
+    const Keys keys = {walk.n * config.block_n - params.first_key,
+                       walk.tile.head / params.common.attention.group_size,
+                       walk.tile.sequence.batch};
+    pipeline.key_empty(at).wait(at.round ^ 1);
+    pipeline.key(at).load(params.key, keys.row, keys.head, keys.batch, pipeline.key_full(at));
+    at.advance();
+    return keys;
+  }
+
+  __device__ void load_value(const Keys& keys, Position& at) const {
+    pipeline.value_empty(at).wait(at.round ^ 1);
+    pipeline.value(at).load(params.value, keys.row, keys.head, keys.batch, pipeline.value_full(at));
+    at.advance();
+  }
+
+  __device__ void load_query(const ForwardWalk<config>& walk, Position& at) const {
+    pipeline.query_empty().wait(at.round ^ 1);
+    pipeline.query().load(params.query, walk.tile.first_row, walk.tile.head,
+                          walk.tile.sequence.batch, pipeline.query_full());
+    at.round ^= 1;
+  }
+};
+
+}  // namespace cupyflash

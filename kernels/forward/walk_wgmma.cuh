@@ -1,0 +1,64 @@
+// Which key tiles of which query tiles a thread block passes through, one after the other.
+#pragma once
+
+#include "attention/config_wgmma.cuh"
+#include "attention/key_range.cuh"
+#include "attention/params_wgmma.cuh"
+
+namespace cupyflash {
+
+/// Producer and consumers take the same walk. Key tiles come from right to left, so that those with
+/// a diagonal come first.
+template <WgmmaForwardConfig config>
+struct ForwardWalk {
+  const WgmmaForwardParams& params;
+  Range rows;       // of query tiles, whose masks matter
+  int place;        // in the order
+  int ahead;        // the next query tile of this block
+  TileIndex tile;   // the query tile
+  Band band;        // of its sequence
+  Range unmasked;   // keys that all of `rows` see
+  Range key_tiles;  // never empty: a tile that sees nothing has one key tile outside the array
+  int n;            // the key tile
+
+  __device__ ForwardWalk(const WgmmaForwardParams& params, Range rows)
+      : params(params), rows(rows), place(blockIdx.x), ahead(params.order[place]) {}
+
+  __device__ bool first() const { return n == key_tiles.end - 1; }
+  __device__ bool masked() const {
+    return !unmasked.covers({n * config.block_n, (n + 1) * config.block_n});
+  }
+  __device__ bool last() const { return n == key_tiles.begin; }
+
+  /// To the next key tile, or the first one of the next query tile; false: there is none.
+  __device__ bool advance() {
+    if (last()) return next_query_tile();
+    --n;
+    return true;
+  }
+
+  __device__ bool next_query_tile() {
+    const Attention& attention = params.common.attention;
+    const int tiles = ceil_div(attention.seqlen_q, config.block_m);
+    const int index = ahead;
+    if (index < 0) return false;
+    place += gridDim.x;
+    ahead = params.order[place];
+    const int pair = index / tiles;
+    tile = {{pair / attention.num_heads, 0, 0, attention.seqlen_q, attention.seqlen_k},
+            pair % attention.num_heads,
+            index % tiles * config.block_m};
+    band = visible_band<config.window>(attention, tile.sequence);
+    unmasked = band.seen_by_all({tile.first_row + rows.begin, tile.first_row + rows.end});
+    key_tiles = tiles_of(band.seen_by_any({tile.first_row, tile.first_row + config.block_m}),
+                         config.block_n);
+    if (key_tiles.begin >= key_tiles.end) {
+      key_tiles.begin = ceil_div(attention.seqlen_k, config.block_n);
+      key_tiles.end = key_tiles.begin + 1;
+    }
+    n = key_tiles.end - 1;
+    return true;
+  }
+};
+
+}  // namespace cupyflash

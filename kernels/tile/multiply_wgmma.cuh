@@ -1,0 +1,56 @@
+// Products of a warpgroup's 64 rows with tiles in shared memory by wgmma.
+#pragma once
+
+#include "arch/wgmma.cuh"
+#include "tile/multiply_mma.cuh"
+#include "tile/panels.cuh"
+
+namespace cupyflash {
+
+/// The compiler must not move reads or writes of the fragment past this.
+template <int n_tiles>
+__device__ inline void settle(MmaFragment<1, n_tiles>& fragment) {
+  settle(reinterpret_cast<float (&)[n_tiles * 4]>(fragment.at));
+}
+
+/// Starts scores = left * right^T over 16 * steps columns, `left` in registers.
+template <DataType dtype, int steps, int n_tiles, class Tile>
+__device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores,
+                                     const unsigned (&left)[steps][4], const Tile& right) {
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(scores.at);
+  const uint64 b = right.operand();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    RegisterProduct<dtype, n_tiles * 8>::template multiply<false>(
+        sum, left[step], advance_operand(b, Tile::column_bytes(step)), step > 0);
+  }
+}
+
+/// The same with `left` rows first_row ... of a tile.
+template <DataType dtype, int steps, int n_tiles, class Left, class Tile>
+__device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores, const Left& left,
+                                     int first_row, const Tile& right) {
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(scores.at);
+  const uint64 a = left.operand(first_row), b = right.operand();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    SharedProduct<dtype, n_tiles * 8>::multiply(sum, advance_operand(a, Left::column_bytes(step)),
+                                                advance_operand(b, Tile::column_bytes(step)),
+                                                step > 0);
+  }
+}
+
+/// Starts sums += left * right over all rows of right.
+template <DataType dtype, int n_tiles, int left_tiles, class Tile>
+__device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,
+                                       const MmaOperand<1, left_tiles>& left, const Tile& right) {
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
+  const uint64 b = right.operand();
+#pragma unroll
+  for (int step = 0; step < left_tiles / 2; ++step) {
+    RegisterProduct<dtype, n_tiles * 8>::template multiply<true>(
+        sum, left.at[step][0], advance_operand(b, Tile::row_bytes(step)), true);
+  }
+}
+
+}  // namespace cupyflash

@@ -1,0 +1,52 @@
+// Tiles of 16-bit elements in shared memory, laid out for wgmma and the copy engine.
+#pragma once
+
+#include "arch/ldmatrix.cuh"
+#include "arch/tma.cuh"
+#include "arch/wgmma.cuh"
+#include "tile/swizzle.cuh"
+
+namespace cupyflash {
+
+/// `rows` x `cols` as panels of 64 columns, one after the other. A panel is a SwizzledTile.
+template <int rows_, int cols_>
+struct PanelTile {
+  static constexpr int rows = rows_;
+  static constexpr int cols = cols_;
+  static constexpr int panels = (cols + 63) / 64;
+  using Panel = SwizzledTile<rows, 64>;
+  static constexpr int bytes = panels * Panel::bytes;
+  static_assert(rows % 8 == 0 && rows <= 256);
+
+  unsigned address;  // a multiple of 1024
+
+  __device__ Panel panel(int index) const { return {address + index * Panel::bytes}; }
+
+  /// By one thread: fills the tile from `row` on; all of its bytes count on `arrived`.
+  __device__ void load(const TensorMap& map, int row, int head, int batch,
+                       AsyncBarrier arrived) const {
+    arrived.arrive_and_expect(bytes);
+#pragma unroll
+    for (int p = 0; p < panels; ++p) {
+      copy_box(panel(p).address, map, p * 64, row, head, batch, arrived);
+    }
+  }
+  /// Operand of products: rows from `row` on, a multiple of 8.
+  __device__ uint64 operand(int row = 0) const {
+    return describe_operand(address + row * Panel::pitch, Panel::bytes);
+  }
+  /// From an operand's column 0 to its columns 16 * step.
+  __device__ static constexpr int column_bytes(int step) {
+    return step / 4 * Panel::bytes + step % 4 * 32;
+  }
+  /// From an operand's row 0 to its rows 16 * step.
+  __device__ static constexpr int row_bytes(int step) { return step * 16 * Panel::pitch; }
+
+  /// A warp's 16 rows from `row` on, columns 16 * step ..., as a register operand.
+  __device__ void read(unsigned (&fragment)[4], int row, int step) const {
+    const int lane = threadIdx.x & 31;
+    load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
+  }
+};
+
+}  // namespace cupyflash
