@@ -13,8 +13,13 @@ from cupyflash.errors import EngineNeedsDeviceError, NoDeviceError, UnsupportedE
 from cupyflash.tiling import Tiling
 
 
-def select(problem: Problem, place: Place, named: str | None) -> str:
+def select(problem: Problem, place: Place, named: str | None, direction: str = "forward") -> str:
     """Return the name of the engine that serves `problem` at `place`.
+
+    Parameters
+    ----------
+    direction : "forward" or "backward"
+        Not every engine has a backward: another one then takes over.
 
     Raises
     ------
@@ -30,13 +35,13 @@ def select(problem: Problem, place: Place, named: str | None) -> str:
             f"engine='numpy' serves host arrays, and this call is for the {place}; "
             "use cupy.asnumpy, or engine=None"
         )
-    from cupyflash._cuda.engines import PLANNERS, lacks
+    from cupyflash._cuda.engines import PLANNERS, engine_of, lacks
 
     reasons = []
     for engine in PLANNERS if named is None else (named,):
         missing = lacks(engine, problem, describe(place.device_id))
         if not missing:
-            return engine
+            return engine_of(engine, direction)
         reasons.append(f"engine={engine!r} lacks {', '.join(missing)}")
     raise UnsupportedError(
         f"{'; '.join(reasons)}. GPU engines in this version: {', '.join(PLANNERS)}; "

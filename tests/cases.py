@@ -106,8 +106,17 @@ SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
     "simt": frozenset(FEATURES),
     "mma": frozenset(FEATURES),
+    "wgmma": frozenset(
+        {"causal", "top_left", "window", "softcap", "scale", "sinks", "gqa", "dlse"}
+    ),
 }
-ENGINE_DTYPES = {"numpy": tuple(DTYPES), "simt": tuple(DTYPES), "mma": ("float16", "bfloat16")}
+_TENSOR_CORES = ("float16", "bfloat16")
+ENGINE_DTYPES = {
+    "numpy": tuple(DTYPES),
+    "simt": tuple(DTYPES),
+    "mma": _TENSOR_CORES,
+    "wgmma": _TENSOR_CORES,
+}
 
 
 def usual_dtype(engine: str) -> str:

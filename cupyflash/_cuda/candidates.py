@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import PLANNERS
+from cupyflash._cuda.engines import PLANNERS, engine_of
 from cupyflash._cuda.tiles_mma import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -14,6 +14,7 @@ from cupyflash._cuda.tiles_mma import (
     MmaForwardTile,
     bucket,
 )
+from cupyflash._cuda.tiles_wgmma import KEY_WIDTHS, WgmmaTile
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
@@ -26,6 +27,7 @@ _WARPS = 8  # of a multiprocessor, in one block or two: then a thread can have 2
 
 def candidates(engine: str, direction: str, problem: Problem, device: Device) -> list[Tile]:
     """Return tiles that `engine` plans for `problem`, each another kernel, none the default's."""
+    engine = engine_of(engine, direction)
     plan = getattr(PLANNERS[engine], f"plan_{direction}")
     seen = {plan(problem, device).stub}
     tiles = []
@@ -64,7 +66,15 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
         yield MmaBackwardTile(block_m, block_n, keys, queries, _WARPS // (keys * queries))
 
 
+def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
+    """Two or three consumers; Q in registers or in shared memory."""
+    rows, flags = (128, 192), (False, True)
+    for block_m, block_n, kept, lazy in product(rows, KEY_WIDTHS, flags, flags):
+        yield WgmmaTile(block_m, block_n, 2, kept, lazy)
+
+
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {
     ("mma", "forward"): _mma_forward,
     ("mma", "backward"): _mma_backward,
+    ("wgmma", "forward"): _wgmma_forward,
 }

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from cupyflash._cuda import plan, plan_mma
+from cupyflash._cuda import plan, plan_mma, plan_wgmma
 from cupyflash._cuda.device import Device
 from cupyflash._problem import Problem
 
-__all__ = ["PLANNERS", "lacks", "runs_on"]
+__all__ = ["PLANNERS", "engine_of", "lacks", "runs_on"]
 
 # Fastest first. Each planner has plan_forward and plan_backward, SUPPORTED_FEATURES,
 # SUPPORTED_DTYPES and LEAST_CAPABILITY.
-PLANNERS: dict[str, ModuleType] = {"mma": plan_mma, "simt": plan}
+PLANNERS: dict[str, ModuleType] = {"wgmma": plan_wgmma, "mma": plan_mma, "simt": plan}
+
+_BACKWARD = {"wgmma": "mma"}  # engines whose backward is another's
+
+
+def engine_of(named: str, direction: str) -> str:
+    """Return the engine that computes the "forward" or "backward" of a call that `named` serves."""
+    return _BACKWARD.get(named, named) if direction == "backward" else named
 
 
 def runs_on(engine: str, device: Device) -> bool:
     """Whether `device` has the instructions of `engine`."""
-    return bool(device.compute_capability >= PLANNERS[engine].LEAST_CAPABILITY)
+    planner, capability = PLANNERS[engine], device.compute_capability
+    last = getattr(planner, "LAST_CAPABILITY", capability)
+    return bool(planner.LEAST_CAPABILITY <= capability <= last)
 
 
 def lacks(engine: str, problem: Problem, device: Device) -> list[str]:

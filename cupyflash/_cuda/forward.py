@@ -21,9 +21,11 @@ from cupyflash._cuda.arguments import (
 )
 from cupyflash._cuda.device import describe
 from cupyflash._cuda.engines import PLANNERS
-from cupyflash._cuda.launch import Launcher
+from cupyflash._cuda.forward_wgmma import wgmma_arguments
+from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
+from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, can_read
 from cupyflash._cuda.score_check import check_once
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
@@ -156,6 +158,8 @@ def _prepare(
     engine: str, problem: Problem, device_id: int, tiling: Tile | None, layout: ForwardLayout
 ) -> Prepared:
     device = describe(device_id)
+    if engine == "wgmma" and not can_read(problem, layout[:3], layout.load_alignment):
+        engine, tiling = "mma", None
     tiling = tiling or tuned.find(engine, "forward", problem, device)
     plan = PLANNERS[engine].plan_forward(
         problem, device, tiling, *layout.vector_bytes, layout.optional.bias_bytes
@@ -163,6 +167,9 @@ def _prepare(
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
     params = forward_params(problem, layout)
+    moved: list[Moved] = []
+    if isinstance(plan, WgmmaForwardPlan):
+        params, moved = wgmma_arguments(problem, layout, plan, params, device_id)
     pointers = pointers_of(FORWARD_POINTERS, problem)
     launchers = (
         Launcher(
@@ -172,6 +179,7 @@ def _prepare(
             pointers,
             threads=launch.threads,
             shared_memory=launch.shared_memory,
+            moved=moved,
         )
         for launch in plan.launches
     )

@@ -5,16 +5,24 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda.device import require_cupy
 
-__all__ = ["Launcher", "seconds_per_launch"]
+__all__ = ["Launcher", "Moved", "seconds_per_launch"]
 
 _FORMATS = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f", "f8": "d"}
+
+
+class Moved(NamedTuple):
+    """A place in the struct that holds the value of a varying field, plus a constant."""
+
+    offset: int  # in bytes, a multiple of 8
+    field: str  # 8 bytes
+    shift: int
 
 
 class Launcher:
@@ -39,6 +47,8 @@ class Launcher:
         Threads of one block, all along x.
     shared_memory : int, default 0
         Dynamic shared memory of one block, in bytes.
+    moved : sequence of Moved, optional
+        Where else varying fields are written.
 
     Raises
     ------
@@ -54,6 +64,7 @@ class Launcher:
         "_function",
         "_get_stream",
         "_lock",
+        "_moved",
         "_offset",
         "_pack_into",
         "_pointers",
@@ -61,6 +72,7 @@ class Launcher:
         "_runtime",
         "_shared_memory",
         "_threads",
+        "_words",
     )
 
     def __init__(
@@ -72,6 +84,7 @@ class Launcher:
         *,
         threads: int,
         shared_memory: int = 0,
+        moved: Sequence[Moved] = (),
     ) -> None:
         cuda = require_cupy().cuda
         self._driver, self._runtime = cuda.driver, cuda.runtime
@@ -87,6 +100,9 @@ class Launcher:
         self._pointers_address = self._pointers.ctypes.data
         self._offset, format_ = _varying_format(struct_.dtype, varying)
         self._pack_into = struct.Struct(format_).pack_into
+        names = list(varying)
+        self._words: Any = struct_.view(np.uint64).data if moved else None
+        self._moved = [(each.offset // 8, names.index(each.field), each.shift) for each in moved]
         self._lock = threading.Lock()
 
     def __call__(self, blocks: int, *values: float) -> None:
@@ -111,6 +127,8 @@ class Launcher:
         stream = self._get_stream(self._device_id).ptr
         with self._lock:
             self._pack_into(self._buffer, self._offset, *values)
+            for word, index, shift in self._moved:
+                self._words[word] = values[index] + shift
             driver.launchKernel(
                 self._address,
                 blocks,

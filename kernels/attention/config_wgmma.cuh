@@ -8,18 +8,22 @@ namespace cupyflash {
 struct WgmmaForwardConfig {
   DataType dtype;   // float16 or bfloat16
   int head_dim;     // of q and k, padded to a multiple of 32
-  int head_dim_v;   // of v and out, padded to a multiple of 64
+  int head_dim_v;   // of v and out, padded to 64, 96, 128, 192 or 256
   int block_m;      // queries of a tile: 64 a consumer warpgroup
   int block_n;      // keys of a tile
   int stages;       // key tiles, and value tiles, in shared memory
   int store_width;  // elements that one store moves
   bool query_in_registers;
-  bool take_turns;  // warpgroups start their products one after the other
-  bool lazy;
+  bool lazy;        // the output is rescaled only when a maximum has grown much
   bool raw_scores;  // the scale is left to the exponent
   bool window;      // causal, or a window bound on either side
   bool softcap;
   bool sinks;
+
+  // What this engine leaves to others.
+  static constexpr DataType bias_dtype = DataType::float32;
+  static constexpr bool bias = false;
+  static constexpr bool alibi = false;
 
   __device__ constexpr int consumers() const { return block_m / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }

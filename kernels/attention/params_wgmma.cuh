@@ -8,12 +8,12 @@ namespace cupyflash {
 
 struct WgmmaForwardParams {
   ForwardParams common;
-  TensorMap query;   // (b, h, sq, d)
-  TensorMap key;     // (b, hk, seen keys, d): those that no query sees are not in it
-  TensorMap value;   // (b, hk, seen keys, dv)
-  const int* order;  // (rounds, blocks): query tiles of all heads, numbered; -1: no more
-  int first_key;     // that it holds
-  float exponent_factor;
+  const int* order;       // (rounds, blocks), windows only: see tile_order.py
+  int first_key;          // that any query sees: row 0 of the maps of key and value
+  float exponent_factor;  // from what the products are to exponents of 2
+  TensorMap query_map;    // (b, h, sq, d)
+  TensorMap key_map;      // (b, hk, keys that are seen, d)
+  TensorMap value_map;    // (b, hk, keys that are seen, dv)
 };
 
 }  // namespace cupyflash

@@ -35,7 +35,7 @@ struct ForwardConsumer {
     const int first_row = group * Shape::warpgroup_rows;
     Walk walk(params, {first_row, first_row + Shape::warpgroup_rows});
     if (!walk.next_query_tile()) return;
-    if (config.take_turns && group == config.consumers() - 1) pass_turn();
+    if (group == config.consumers() - 1) pass_turn();
 
     State state(params.exponent_factor);
     state.queries.take(*this);
@@ -143,13 +143,9 @@ struct ForwardConsumer {
     store_shared(pipeline.scratch(), __float_as_uint(result));
   }
 
-  __device__ void await_turn() const {
-    if constexpr (config.take_turns) await_barrier<256>(1 + group);
-  }
+  __device__ void await_turn() const { await_barrier<256>(1 + group); }
   __device__ void pass_turn() const {
-    if constexpr (config.take_turns) {
-      arrive_at_barrier<256>(group + 1 < config.consumers() ? group + 2 : 1);
-    }
+    arrive_at_barrier<256>(group + 1 < config.consumers() ? group + 2 : 1);
   }
 
   __device__ void start_scores(State& state) const {
@@ -177,8 +173,7 @@ struct ForwardConsumer {
     const int first_key = walk.n * config.block_n;
     const int first_query = walk.tile.first_row + warp_row;
     if constexpr (!config.raw_scores) {
-      const Score<float, config.softcap, false> score(params.common, walk.tile.sequence,
-                                                      walk.tile.head);
+      const Score<config> score(params.common, walk.tile.sequence, walk.tile.head);
 #pragma unroll
       for (int j = 0; j < Shape::n_tiles; ++j) {
 #pragma unroll

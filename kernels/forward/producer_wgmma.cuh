@@ -15,9 +15,9 @@ struct ForwardProducer {
 
   /// In the order of use: K(0), Q, K(1), V(0), K(2), V(1), ...
   __device__ void run() const {
-    prefetch_map(params.query);
-    prefetch_map(params.key);
-    prefetch_map(params.value);
+    prefetch_map(params.query_map);
+    prefetch_map(params.key_map);
+    prefetch_map(params.value_map);
     ForwardWalk<config> walk(params, {0, config.block_m});
     if (!walk.next_query_tile()) return;
     Position key_at, value_at, query_at;
@@ -42,20 +42,21 @@ struct ForwardProducer {
                        walk.tile.head / params.common.attention.group_size,
                        walk.tile.sequence.batch};
     pipeline.key_empty(at).wait(at.round ^ 1);
-    pipeline.key(at).load(params.key, keys.row, keys.head, keys.batch, pipeline.key_full(at));
+    pipeline.key(at).load(params.key_map, keys.row, keys.head, keys.batch, pipeline.key_full(at));
     at.advance();
     return keys;
   }
 
   __device__ void load_value(const Keys& keys, Position& at) const {
     pipeline.value_empty(at).wait(at.round ^ 1);
-    pipeline.value(at).load(params.value, keys.row, keys.head, keys.batch, pipeline.value_full(at));
+    pipeline.value(at).load(params.value_map, keys.row, keys.head, keys.batch,
+                            pipeline.value_full(at));
     at.advance();
   }
 
   __device__ void load_query(const ForwardWalk<config>& walk, Position& at) const {
     pipeline.query_empty().wait(at.round ^ 1);
-    pipeline.query().load(params.query, walk.tile.first_row, walk.tile.head,
+    pipeline.query().load(params.query_map, walk.tile.first_row, walk.tile.head,
                           walk.tile.sequence.batch, pipeline.query_full());
     at.round ^= 1;
   }

@@ -22,7 +22,7 @@ struct ForwardWalk {
   int n;            // the key tile
 
   __device__ ForwardWalk(const WgmmaForwardParams& params, Range rows)
-      : params(params), rows(rows), place(blockIdx.x), ahead(params.order[place]) {}
+      : params(params), rows(rows), place(blockIdx.x), ahead(number(place)) {}
 
   __device__ bool first() const { return n == key_tiles.end - 1; }
   __device__ bool masked() const {
@@ -43,7 +43,7 @@ struct ForwardWalk {
     const int index = ahead;
     if (index < 0) return false;
     place += gridDim.x;
-    ahead = params.order[place];
+    ahead = number(place);
     const int pair = index / tiles;
     tile = {{pair / attention.num_heads, 0, 0, attention.seqlen_q, attention.seqlen_k},
             pair % attention.num_heads,
@@ -58,6 +58,15 @@ struct ForwardWalk {
     }
     n = key_tiles.end - 1;
     return true;
+  }
+
+ private:
+  /// The query tile at a place in the order; -1: none.
+  __device__ int number(int at) const {
+    if constexpr (config.window) return params.order[at];
+    const Attention& attention = params.common.attention;
+    const int tiles = ceil_div(attention.seqlen_q, config.block_m);
+    return at < tiles * attention.num_heads * attention.batch ? at : -1;
   }
 };
 

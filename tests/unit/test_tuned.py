@@ -183,7 +183,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hopper")
 def test_choose_tiling_takes_it_and_says_so() -> None:
     def choose(tiling: Tiling | None = None) -> Tiling:
-        return _engines.choose_tiling(PROBLEM, Place(0), None, tiling)
+        return _engines.choose_tiling(PROBLEM, Place(0), "mma", tiling)
 
     table = choose()
     assert table == plan_mma.plan_forward(PROBLEM, HOPPER).tiling

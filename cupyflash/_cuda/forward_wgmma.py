@@ -1,0 +1,94 @@
+"""What the Hopper kernel is launched with: parameters, tensor maps, the order of query tiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cupyflash._cuda import tensor_map
+from cupyflash._cuda.arguments import Strides
+from cupyflash._cuda.config_wgmma import MAPPED, WGMMA_FORWARD_PARAMS
+from cupyflash._cuda.device import require_cupy
+from cupyflash._cuda.launch import Moved
+from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
+from cupyflash._cuda.tile_order import seen_keys, tile_order
+from cupyflash._problem import Problem
+
+if TYPE_CHECKING:
+    from cupyflash._cuda.forward import ForwardLayout
+
+__all__ = ["wgmma_arguments"]
+
+_ITEMSIZE = 2
+_PANEL = 64  # columns of a box
+_LOG2_E = 1.4426950408889634
+
+# Device arrays of all launchers: a captured graph may use one after its launcher is gone.
+_orders: list[Any] = []
+
+
+def wgmma_arguments(
+    problem: Problem,
+    layout: ForwardLayout,
+    plan: WgmmaForwardPlan,
+    common: npt.NDArray[np.void],
+    device_id: int,
+) -> tuple[npt.NDArray[np.void], list[Moved]]:
+    """Return ``WgmmaForwardParams``, all but the pointers, and where else these are written.
+
+    `common` is its ``ForwardParams``.
+    """
+    config = plan.config
+    params: npt.NDArray[Any] = np.zeros((), WGMMA_FORWARD_PARAMS)
+    for name in common.dtype.names or ():
+        params[name] = common[name]
+    begin, end = seen_keys(problem)
+    if begin >= end:  # no key is seen: one is described, and none read
+        begin, end = 0, 1
+    params["first_key"] = begin
+    scale = problem.softmax_scale if config.raw_scores else 1.0
+    params["exponent_factor"] = scale * _LOG2_E
+    if config.window:
+        params["order"] = _order_address(problem, plan, device_id)
+
+    dims = problem.head_dim, problem.head_dim, problem.head_dim_v
+    heads = problem.num_heads, problem.num_heads_kv, problem.num_heads_kv
+    rows = (0, problem.seqlen_q), (begin, end), (begin, end)
+    boxes = config.block_m, config.block_n, config.block_n
+    offsets: Any = WGMMA_FORWARD_PARAMS.fields
+    address_offset = tensor_map.address_offset()
+    moved = []
+    for name, dim, head_count, (first, last), box in zip(
+        MAPPED, dims, heads, rows, boxes, strict=True
+    ):
+        strides = getattr(layout, name)
+        lengths = dim, last - first, head_count, problem.batch
+        map_ = tensor_map.encode(
+            problem.dtype, 0, lengths, _map_strides(lengths, strides), (_PANEL, box, 1, 1)
+        )
+        field = f"{name}_map"
+        params[field] = np.void(map_)
+        moved.append(Moved(offsets[field][1] + address_offset, name, first * strides[1]))
+    return params, moved
+
+
+def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
+    """Return the strides of rows, heads and batch; any legal one where there is nothing to add."""
+    batch, row, head = strides[:3]
+    legal = -(-lengths[0] * _ITEMSIZE // 16) * 16
+    pairs = zip(lengths[1:], (row, head, batch), strict=True)
+    return tuple(legal if length == 1 else stride for length, stride in pairs)
+
+
+def _order_address(problem: Problem, plan: WgmmaForwardPlan, device_id: int) -> int:
+    cupy = require_cupy()
+    config = plan.config
+    order = tile_order(problem, config.block_m, config.block_n, plan.launch.blocks)
+    # A stream of its own, as the current one may be capturing a graph.
+    with cupy.cuda.Device(device_id), cupy.cuda.Stream(non_blocking=True) as stream:
+        array = cupy.asarray(order)
+        stream.synchronize()
+    _orders.append(array)
+    return int(array.data.ptr)

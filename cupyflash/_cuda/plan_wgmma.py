@@ -1,0 +1,212 @@
+"""How the wgmma engine serves a problem: `WgmmaForwardPlan`.
+
+Hopper's tensor cores and copy engine, for float16 and bfloat16 on compute capability 9.0. The
+backward of a call that ran here is the mma engine's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from cupyflash._cuda import tensor_map
+from cupyflash._cuda.arguments import Strides
+from cupyflash._cuda.config import constant
+from cupyflash._cuda.config_wgmma import WGMMA_FORWARD_PARAMS, WgmmaForwardConfig
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.kernel import (
+    VECTOR_BYTES,
+    KernelLaunch,
+    TileMap,
+    access_width,
+    check_lengths,
+    entry_point,
+    kernel_launch,
+    row_tiles,
+    stub,
+)
+from cupyflash._cuda.params import size_assertion
+from cupyflash._cuda.plan_mma import plan_backward
+from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile, bucket, bucket_v
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+from cupyflash.tiling import Tiling
+
+__all__ = [
+    "LAST_CAPABILITY",
+    "LEAST_CAPABILITY",
+    "SUPPORTED_DTYPES",
+    "SUPPORTED_FEATURES",
+    "WgmmaForwardPlan",
+    "can_read",
+    "plan_backward",
+    "plan_forward",
+]
+
+SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
+SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "sinks"})
+LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
+
+_ITEMSIZE = 2
+_MOST_ROWS = 1.05  # times the fewest: the first tile is faster by more
+
+
+@dataclass(frozen=True)
+class WgmmaForwardPlan:
+    """How a forward call runs."""
+
+    engine: str
+    tiling: Tiling
+    config: WgmmaForwardConfig
+    launch: KernelLaunch
+
+    @property
+    def tile_maps(self) -> tuple[TileMap, ...]:
+        return ()
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        return (self.launch,)
+
+    @cached_property
+    def stub(self) -> str:
+        """CUDA source that instantiates the kernel."""
+        shape = "WgmmaForwardShape<config>"
+        return stub(
+            "forward/kernel_wgmma.cuh",
+            size_assertion("WgmmaForwardParams", WGMMA_FORWARD_PARAMS),
+            constant(self.config),
+            f"static_assert({shape}::bytes == {self.launch.shared_memory},"
+            f' "{shape} differs from the plan");',
+            entry_point(self.launch, "WgmmaForwardParams", "forward_wgmma<config>"),
+        )
+
+
+@lru_cache(maxsize=1024)
+def plan_forward(
+    problem: Problem,
+    device: Device,
+    tiling: Tiling | WgmmaTile | None = None,
+    vector_bytes: int = VECTOR_BYTES,
+    store_bytes: int = VECTOR_BYTES,
+) -> WgmmaForwardPlan:
+    """Plan a forward call.
+
+    Parameters
+    ----------
+    problem, device : Problem, Device
+        What is asked, and of which GPU.
+    tiling : Tiling or WgmmaTile, optional
+        Default: from the tile table.
+    vector_bytes : int, default 16
+        A power of two that divides all addresses and strides of the inputs: 16, see `can_read`.
+    store_bytes : int, default 16
+        One that divides those of the output.
+
+    Raises
+    ------
+    UnsupportedError
+        The tiling does not fit (the message names the limit), or dtype, device or lengths are not
+        this engine's.
+    """
+    _check_problem(problem, device, vector_bytes)
+    table = FORWARD_TILES[bucket(max(problem.head_dim, problem.head_dim_v))]
+    tile = _choose(problem, table) if tiling is None else _given(tiling, table)
+    head_dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
+    shared_memory = tile.shared_memory(*head_dims)
+    complaint = tile.complaint(*head_dims)
+    limit = device.shared_memory_per_block_optin
+    if complaint is None and shared_memory > limit:
+        complaint = f"{shared_memory} bytes of shared memory are needed and {limit} allowed"
+    if complaint is not None:
+        raise UnsupportedError(
+            f"{tile} does not fit the wgmma engine for {problem.dtype}, head_dim"
+            f" {problem.head_dim}, head_dim_v {problem.head_dim_v} on {device.name}: {complaint}."
+            " Give tiling=None or smaller blocks."
+        )
+    config = WgmmaForwardConfig(
+        dtype=problem.dtype,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        stages=tile.stages,
+        store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim_v),
+        query_in_registers=tile.query_in_registers,
+        lazy=tile.lazy,
+        raw_scores=problem.softcap is None and problem.softmax_scale > 0,
+        window=problem.window_left is not None or problem.window_right is not None,
+        softcap=problem.softcap is not None,
+        sinks="sinks" in problem.extras,
+    )
+    query_tiles = row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads
+    kernel_launch("all query tiles", query_tiles, tile.threads)  # they are numbered by an int
+    launch = kernel_launch(
+        "cupyflash_forward_wgmma",
+        min(query_tiles, device.multiprocessors),
+        tile.threads,
+        shared_memory,
+    )
+    shown = Tiling(tile.block_m, tile.block_n, tile.stages, tile.warps)
+    return WgmmaForwardPlan("wgmma", shown, config, launch)
+
+
+def can_read(
+    problem: Problem, arrays: tuple[Strides, Strides, Strides], address_alignment: int
+) -> bool:
+    """Return whether the copy engine can read query, key and value; if not, mma serves the call.
+
+    Parameters
+    ----------
+    arrays : tuple of strides
+        In bytes, of ``(b, s, h, d)``.
+    address_alignment : int
+        A power of two that divides their addresses.
+    """
+    lengths = [
+        (problem.batch, problem.seqlen_q, problem.num_heads),
+        *[(problem.batch, problem.seqlen_k, problem.num_heads_kv)] * 2,
+    ]
+    if address_alignment < VECTOR_BYTES or any(0 in shape for shape in lengths):
+        return False
+    return all(
+        length == 1 or (0 < stride <= tensor_map.MAX_STRIDE and stride % VECTOR_BYTES == 0)
+        for shape, strides in zip(lengths, arrays, strict=True)
+        for length, stride in zip(shape, strides, strict=False)
+    )
+
+
+def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
+    if problem.dtype not in SUPPORTED_DTYPES:
+        raise UnsupportedError(f"engine='wgmma' serves float16 and bfloat16, not {problem.dtype}")
+    if device.compute_capability != LEAST_CAPABILITY:
+        major, minor = device.compute_capability
+        raise UnsupportedError(
+            f"engine='wgmma' needs compute capability 9.0, and {device.name} has {major}.{minor}"
+        )
+    if vector_bytes != VECTOR_BYTES:
+        raise UnsupportedError(f"engine='wgmma' cannot read arrays aligned to {vector_bytes} bytes")
+    check_lengths(problem)
+
+
+def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
+    """Return a caller's tiling in the kernel's terms: as in the table where it stands there."""
+    if isinstance(tiling, WgmmaTile):
+        return tiling
+    sizes = tiling.block_m, tiling.block_n, tiling.stages
+    tile = WgmmaTile(*sizes, query_in_registers=False, lazy=table[0].lazy)
+    for other in table:
+        if (other.block_m, other.block_n, other.stages) == sizes:
+            tile = other
+    if tile.warps != tiling.warps:
+        raise UnsupportedError(
+            f"the wgmma engine has 4 warps for each 64 of block_m, and 4 more; got tiling={tiling}"
+        )
+    return tile
+
+
+def _choose(problem: Problem, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
+    """Return the first tile that computes few more rows than exist, or the one with the fewest."""
+    rows = {tile: -(-problem.seqlen_q // tile.block_m) * tile.block_m for tile in table}
+    most = _MOST_ROWS * min(rows.values())
+    return next(tile for tile in table if rows[tile] <= most)

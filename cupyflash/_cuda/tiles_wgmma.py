@@ -1,0 +1,110 @@
+"""Tile sizes of the wgmma engine: which ones there are, and why.
+
+A consumer warpgroup multiplies 64 queries by all keys of a tile. Its scores, the probabilities of
+the tile before and the output are in registers, of which a thread of two consumers has 240, of
+three 160. Keys and values take turns in shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FORWARD_TILES", "KEY_WIDTHS", "WgmmaTile", "bucket", "bucket_v"]
+
+_ITEMSIZE = 2
+_PANEL = 64  # columns that lie together in shared memory
+_BARRIER_BYTES = 512
+_PANEL_ALIGNMENT = 1024
+_ROWS = 64  # of a consumer warpgroup
+_WARPGROUP = 128  # threads
+_WARPGROUP_WARPS = 4
+# Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
+_MAX_REGISTERS = {1: 204, 2: 204, 3: 128}
+
+# Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
+KEY_WIDTHS = (64, 80, 112, 128, 176)
+_KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
+_VALUE_WIDTHS = (64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """Queries, keys, tiles in flight; Q in registers; O rescaled seldom."""
+
+    block_m: int
+    block_n: int
+    stages: int
+    query_in_registers: bool
+    lazy: bool
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute; one more loads."""
+        return self.block_m // _ROWS
+
+    @property
+    def threads(self) -> int:
+        return _WARPGROUP * (1 + self.consumers)
+
+    @property
+    def warps(self) -> int:
+        return _WARPGROUP_WARPS * (1 + self.consumers)
+
+    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
+        """Return ``WgmmaForwardShape::bytes``; head dims are padded ones here and below."""
+        first = _round_up(_BARRIER_BYTES + 4 * self.threads, _PANEL_ALIGNMENT)
+        query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
+        columns = self.block_m * query + self.stages * self.block_n * (query + value)
+        return first + _ITEMSIZE * columns
+
+    def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
+        """Return the rule that this tile breaks, if it breaks one."""
+        if self.block_m not in (_ROWS, 2 * _ROWS, 3 * _ROWS):
+            return f"block_m must be {_ROWS}, {2 * _ROWS} or {3 * _ROWS}"
+        widths = _KEY_WIDTHS_WITH_KEPT_QUERIES if self.query_in_registers else KEY_WIDTHS
+        if self.block_n not in widths:
+            return f"block_n must be one of {', '.join(map(str, widths))}"
+        if self.stages not in (2, 3, 4):
+            return "stages must be 2, 3 or 4"
+        registers = self.block_n // 2 + self.block_n // 4 + head_dim_v // 2
+        if self.query_in_registers:
+            registers += head_dim // 4
+        if registers > _MAX_REGISTERS[self.consumers]:
+            return f"a thread would need {registers} registers for its tiles"
+        return None
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def bucket(head_dim: int) -> int:
+    """Return the head_dim of q and k padded to what the kernels are compiled for."""
+    return _round_up(head_dim, 32)
+
+
+def bucket_v(head_dim_v: int) -> int:
+    """Return the head_dim of v and out likewise, for which there is an instruction."""
+    return next(width for width in _VALUE_WIDTHS if width >= head_dim_v)
+
+
+_NARROW = (
+    # Three consumers: two of them compute exponentials, which cost as much as the products.
+    WgmmaTile(192, 128, 2, False, False),
+    # Less is wasted where there are few rows.
+    WgmmaTile(128, 128, 2, True, False),
+)
+_MEDIUM = (WgmmaTile(128, 128, 2, True, False),)
+# Larger padded head dim -> tiles by preference.
+FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
+    32: _NARROW,
+    64: _NARROW,
+    96: _MEDIUM,
+    128: _MEDIUM,
+    # 222 KB of shared memory.
+    160: (WgmmaTile(128, 112, 2, False, False),),
+    192: (WgmmaTile(128, 112, 2, False, False),),
+    # 230 KB. The output takes 128 registers, and rescaling it a quarter of the time of a step.
+    224: (WgmmaTile(128, 80, 2, False, True),),
+    256: (WgmmaTile(128, 80, 2, False, True),),
+}

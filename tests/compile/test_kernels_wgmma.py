@@ -1,0 +1,50 @@
+"""The wgmma engine's kernels compile, without a GPU: nothing serialised, no spills that cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupyflash._cuda.compiler import compile_source
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, plan_forward
+from cupyflash._cuda.tiles_wgmma import FORWARD_TILES
+from cupyflash._problem import Problem
+from cupyflash.tiling import Tiling
+
+HOPPER = Device.known("sm_90a")
+CASES = [(head_dim, causal) for head_dim in FORWARD_TILES for causal in (False, True)]
+
+
+def problem_of(head_dim: int, causal: bool, **options: object) -> Problem:
+    dtype = "float16" if causal else "bfloat16"
+    right = 0 if causal else None
+    return Problem(dtype, 2, 999, 999, 4, 2, head_dim, head_dim, 0.1, None, right, **options)
+
+
+def check(plan: WgmmaForwardPlan, spilled: int = 0) -> None:
+    # C7508 to C7519: products that wait for each other, a register count that is ignored.
+    compilation = compile_source(plan.stub, "sm_90a", plan=plan)
+    assert set(compilation.entries) == {plan.launch.entry}
+    assert not compilation.warnings
+    assert "warning" not in compilation.log
+    (usage,) = compilation.entries.values()
+    assert usage.spill_stores <= spilled, plan
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tile_table(case: tuple[int, bool]) -> None:
+    head_dim, causal = case
+    table = FORWARD_TILES[head_dim]
+    tile = table[CASES.index(case) % len(table)]
+    check(plan_forward(problem_of(head_dim, causal), HOPPER, tile))
+
+
+@pytest.mark.parametrize(("head_dim", "spilled"), [(64, 0), (256, 64)])
+def test_every_feature(head_dim: int, spilled: int) -> None:
+    """Stores element by element, and scores that are more than products."""
+    problem = problem_of(head_dim, True, softcap=3.0, extras=frozenset({"sinks"}))
+    check(plan_forward(problem, HOPPER, None, 16, 2), spilled)
+
+
+def test_one_consumer() -> None:
+    check(plan_forward(problem_of(128, True), HOPPER, Tiling(64, 64, 3, 8)))

@@ -1,0 +1,211 @@
+"""Planning of the wgmma engine: tiles, the order in which blocks take them, what it can read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupyflash._cuda import config_wgmma, plan_mma, plan_wgmma, tensor_map
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.engines import PLANNERS, engine_of, lacks, runs_on
+from cupyflash._cuda.params import FORWARD_PARAMS
+from cupyflash._cuda.plan_wgmma import can_read, plan_forward
+from cupyflash._cuda.tile_order import key_tiles, seen_keys, tile_order
+from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile
+from cupyflash._problem import Problem
+from cupyflash.errors import UnsupportedError
+from cupyflash.tiling import Tiling
+from tests.unit.test_plan import struct_fields
+
+HOPPER = Device.known("sm_90a")
+
+
+def problem_of(d: int = 64, dv: int = 64, dtype: str = "bfloat16", **options: object) -> Problem:
+    shape = {"batch": 2, "seqlen_q": 300, "seqlen_k": 500, "num_heads": 4, "num_heads_kv": 2}
+    settings = {**shape, "head_dim": d, "head_dim_v": dv, "softmax_scale": 0.125, **options}
+    return Problem(dtype, **settings)  # type: ignore[arg-type]
+
+
+WINDOWS = [
+    {"window_right": 0},
+    {"window_right": 0, "top_left": True},
+    {"window_right": 0, "seqlen_q": 500, "seqlen_k": 300},
+    {"window_left": 40, "window_right": 7},
+    {"window_left": 3, "top_left": True, "seqlen_q": 700},
+    {"window_left": 0, "window_right": 0, "top_left": True, "seqlen_q": 40, "seqlen_k": 9},
+]
+
+
+def visible(problem: Problem) -> np.ndarray:
+    """Which query sees which key."""
+    rows = np.arange(problem.seqlen_q)[:, None]
+    distance = np.arange(problem.seqlen_k) - rows
+    distance = distance - problem.diagonal(problem.seqlen_q, problem.seqlen_k)
+    seen = np.ones(distance.shape, bool)
+    if problem.window_left is not None:
+        seen &= distance >= -problem.window_left
+    if problem.window_right is not None:
+        seen &= distance <= problem.window_right
+    return seen
+
+
+# --- tiles --------------------------------------------------------------------------------------
+
+
+def test_every_head_dim_fits() -> None:
+    for d in range(1, 257):
+        for dv in {d, 1, 256, 257 - d}:
+            for length in (100, 8192):
+                plan = plan_forward(problem_of(d, dv, seqlen_q=length), HOPPER)
+                assert plan.launch.shared_memory <= HOPPER.shared_memory_per_block_optin
+                assert d <= plan.config.head_dim < d + 32
+                assert dv <= plan.config.head_dim_v
+
+
+def test_every_line_of_the_tile_table_is_taken() -> None:
+    for head_dim, tiles in FORWARD_TILES.items():
+        taken = {
+            plan_forward(problem_of(head_dim, head_dim, seqlen_q=length), HOPPER).tiling
+            for length in (128, 192)
+        }
+        expected = {Tiling(tile.block_m, tile.block_n, tile.stages, tile.warps) for tile in tiles}
+        assert taken == expected
+
+
+def test_a_given_tiling_is_taken() -> None:
+    plan = plan_forward(problem_of(128, 128), HOPPER, Tiling(128, 176, 2, 12))
+    assert (plan.config.block_n, plan.config.query_in_registers) == (176, False)
+    assert plan_forward(problem_of(128, 128), HOPPER, Tiling(128, 128, 2, 12)) == plan_forward(
+        problem_of(128, 128), HOPPER
+    )
+
+
+@pytest.mark.parametrize(
+    ("tiling", "limit"),
+    [
+        (Tiling(96, 128, 2, 8), "block_m must be 64, 128 or 192"),
+        (Tiling(128, 96, 2, 12), "block_n must be one of"),
+        (Tiling(128, 128, 1, 12), "stages"),
+        (Tiling(128, 128, 2, 8), "4 warps for each 64"),
+        (Tiling(192, 128, 2, 16), "registers"),
+        (Tiling(128, 128, 4, 12), "shared memory"),
+        (WgmmaTile(128, 80, 2, True, False), "block_n must be one of"),
+    ],
+)
+def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) -> None:
+    with pytest.raises(UnsupportedError, match=limit):
+        plan_forward(problem_of(128, 128), HOPPER, tiling)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UnsupportedError, match="float16 and bfloat16"):
+        plan_forward(problem_of(dtype="float32"), HOPPER)
+    with pytest.raises(UnsupportedError, match=r"compute capability 9\.0"):
+        plan_forward(problem_of(), Device.known("sm_100"))
+    with pytest.raises(UnsupportedError, match="aligned to 8 bytes"):
+        plan_forward(problem_of(), HOPPER, None, 8)
+
+
+def test_hopper_alone_runs_it() -> None:
+    known = {arch: Device.known(arch) for arch in ("sm_75", "sm_80", "sm_90a", "sm_100", "sm_120")}
+    assert [arch for arch, device in known.items() if runs_on("wgmma", device)] == ["sm_90a"]
+    assert next(name for name in PLANNERS if not lacks(name, problem_of(), HOPPER)) == "wgmma"
+    assert lacks("wgmma", problem_of(varlen=True), HOPPER) == ["varlen"]
+
+
+def test_the_backward_is_that_of_mma() -> None:
+    assert engine_of("wgmma", "backward") == "mma"
+    assert [engine_of(name, "forward") for name in PLANNERS] == list(PLANNERS)
+    assert plan_wgmma.plan_backward is plan_mma.plan_backward
+
+
+# --- what the kernel is given -------------------------------------------------------------------
+
+
+def test_structs_have_the_fields_of_the_headers() -> None:
+    names = list(config_wgmma.WGMMA_FORWARD_PARAMS.names or ())
+    common = list(FORWARD_PARAMS.names or ())
+    assert struct_fields("WgmmaForwardParams", "params_wgmma.cuh") == [
+        "common", *names[len(common) :]
+    ]  # fmt: skip
+    assert names[: len(common)] == common
+    fields = struct_fields("WgmmaForwardConfig", "config_wgmma.cuh")
+    assert fields == list(config_wgmma.WgmmaForwardConfig.__dataclass_fields__)
+
+
+def test_maps_are_aligned() -> None:
+    params = config_wgmma.WGMMA_FORWARD_PARAMS
+    for name in config_wgmma.MAPPED:
+        assert (params.fields or {})[f"{name}_map"][1] % tensor_map.ALIGNMENT == 0
+    assert params.itemsize % tensor_map.ALIGNMENT == 0
+
+
+def bytes_of(*shape: int) -> tuple[int, ...]:
+    return np.empty(shape, np.float16).strides
+
+
+def test_what_the_copy_engine_reads() -> None:
+    query, key = bytes_of(2, 300, 4, 64), bytes_of(2, 500, 2, 64)
+    assert can_read(problem_of(), (query, key, key), 16)
+    assert not can_read(problem_of(), (query, key, key), 8)
+    odd = bytes_of(2, 500, 2, 60)
+    assert not can_read(problem_of(), (query, odd, key), 16)
+    for axis in range(3):
+        for wrong in (0, -key[axis], 2**41):
+            strides = (*key[:axis], wrong, *key[axis + 1 :])
+            assert not can_read(problem_of(), (query, key, strides), 16)
+    one = problem_of(batch=1, seqlen_q=1, num_heads_kv=1)
+    assert can_read(one, ((0, -8, 128, 2), (3, 128, 7, 2), (0, 128, 0, 2)), 16)
+
+
+@pytest.mark.parametrize("empty", [{"batch": 0}, {"seqlen_q": 0}, {"seqlen_k": 0}])
+def test_empty_arrays_are_left_to_mma(empty: dict[str, int]) -> None:
+    key = bytes_of(2, 500, 2, 64)
+    assert not can_read(problem_of(**empty), (bytes_of(2, 300, 4, 64), key, key), 16)
+
+
+# --- which key tiles, and in which order --------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [{}, *WINDOWS], ids=str)
+def test_seen_keys(window: dict[str, object]) -> None:
+    problem = problem_of(**window)
+    (seen,) = visible(problem).any(0).nonzero()
+    assert seen_keys(problem) == (seen[0], seen[-1] + 1)
+
+
+@pytest.mark.parametrize("window", [{}, *WINDOWS], ids=str)
+def test_key_tiles(window: dict[str, object]) -> None:
+    problem = problem_of(**window)
+    seen = visible(problem)
+    for first, count in zip(
+        range(0, problem.seqlen_q, 128), key_tiles(problem, 128, 80), strict=True
+    ):
+        (keys,) = seen[first : first + 128].any(0).nonzero()
+        assert count == (keys[-1] // 80 - keys[0] // 80 + 1 if len(keys) else 1)
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_every_query_tile_is_taken_once(
+    window: dict[str, object], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cupyflash._cuda.tile_order._MOST_BALANCED", limit)
+    problem = problem_of(**window)
+    tiles = -(-problem.seqlen_q // 64) * 8
+    for blocks in (1, 7, tiles):
+        order = tile_order(problem, 64, 80, blocks)
+        assert sorted(order[order >= 0]) == list(range(tiles))
+        # Each block's column ends, and nothing comes after its end.
+        ended = order < 0
+        assert ended[-1].all()
+        assert not (ended[:-1] & ~ended[1:]).any()
+
+
+def test_blocks_have_equally_much_to_do() -> None:
+    problem = problem_of(128, 128, batch=1, seqlen_q=4096, seqlen_k=4096, num_heads=16,
+                         num_heads_kv=16, window_right=0)  # fmt: skip
+    lengths = key_tiles(problem, 128, 128)
+    order = tile_order(problem, 128, 128, 132)
+    loads = np.where(order >= 0, lengths[order % len(lengths)], 0).sum(0)
+    assert loads.max() <= 1.1 * loads.mean()
