@@ -24,6 +24,7 @@ struct WgmmaForwardConfig {
   static constexpr DataType bias_dtype = DataType::float32;
   static constexpr bool bias = false;
   static constexpr bool alibi = false;
+  static constexpr bool score_mod = false;
 
   __device__ constexpr int consumers() const { return block_m / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
