@@ -19,7 +19,7 @@ _ROWS = 64  # of a consumer warpgroup
 _WARPGROUP = 128  # threads
 _WARPGROUP_WARPS = 4
 # Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
-_MAX_REGISTERS = {1: 204, 2: 204, 3: 128}
+_MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
 KEY_WIDTHS = (64, 80, 112, 128, 176)
@@ -59,8 +59,8 @@ class WgmmaTile:
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
-        if self.block_m not in (_ROWS, 2 * _ROWS, 3 * _ROWS):
-            return f"block_m must be {_ROWS}, {2 * _ROWS} or {3 * _ROWS}"
+        if self.block_m not in range(_ROWS, 5 * _ROWS, _ROWS):
+            return f"block_m must be {_ROWS}, {2 * _ROWS}, {3 * _ROWS} or {4 * _ROWS}"
         widths = _KEY_WIDTHS_WITH_KEPT_QUERIES if self.query_in_registers else KEY_WIDTHS
         if self.block_n not in widths:
             return f"block_n must be one of {', '.join(map(str, widths))}"

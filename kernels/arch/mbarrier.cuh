@@ -21,12 +21,13 @@ struct AsyncBarrier {
                  : "memory");
   }
   /// Waits for the end of the phase of this parity, if it is not the one before the present phase.
+  /// The warp sleeps for up to 10 ms at a time: asking again and again takes issue slots of others.
   __device__ void wait(unsigned parity) const {
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "retry:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 10000000;\n"
         "@!done bra retry;\n"
         "}\n" ::"r"(address),
         "r"(parity)

@@ -7,18 +7,25 @@
 
 namespace cupyflash {
 
+/// Registers of a thread: what the producer leaves of the 64 Ki, in eights.
+template <int consumers>
+struct RegisterShares {
+  static constexpr int producer = consumers == 3 ? 32 : 24;
+  static constexpr int consumer = consumers == 4 ? 112 : consumers == 3 ? 160 : 240;
+};
+
 template <WgmmaForwardConfig config>
 __device__ void forward_wgmma(const WgmmaForwardParams& params) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  constexpr bool many = config.consumers() == 3;  // 64 Ki registers among the threads
+  using Shares = RegisterShares<config.consumers()>;
   const ForwardPipeline<config> pipeline{shared_address(shared_memory)};
   pipeline.initialise();
   const int warpgroup = warp_index() / 4;
   if (warpgroup == 0) {
-    release_registers<many ? 32 : 24>();
+    release_registers<Shares::producer>();
     if (threadIdx.x == 0) ForwardProducer<config>{params, pipeline}.run();
   } else {
-    claim_registers<many ? 160 : 240>();
+    claim_registers<Shares::consumer>();
     const int warp_row = (warp_index() - 4) * 16;
     ForwardConsumer<config>{params, pipeline, warpgroup - 1, warp_row}.run();
   }
