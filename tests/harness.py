@@ -309,3 +309,18 @@ def expected(
 def same_bits(a: Array, b: Array) -> bool:
     """Whether two arrays hold the same bytes."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+# The copy engine of wgmma reads no unaligned, broadcast or reversed arrays: mma takes over.
+DEPUTIES = {"wgmma": ("mma",)}
+
+
+def assert_bits(engine: str, got: dict[str, Array], **arguments: Any) -> None:
+    """Assert that `got` is what `engine` makes of `arguments`, or an engine that took over."""
+    differing = []
+    for serving in (engine, *DEPUTIES.get(engine, ())):
+        right = call(serving, deterministic=True, **arguments)
+        differing.append(
+            [name for name, array in got.items() if not same_bits(array, getattr(right, name))]
+        )
+    assert [] in differing, differing

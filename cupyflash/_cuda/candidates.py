@@ -67,10 +67,10 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
-    """Two or three consumers; Q in registers or in shared memory."""
-    rows, flags = (128, 192), (False, True)
-    for block_m, block_n, kept, lazy in product(rows, KEY_WIDTHS, flags, flags):
-        yield WgmmaTile(block_m, block_n, 2, kept, lazy)
+    """One to four consumers; Q in registers or in shared memory."""
+    rows = (64, 128, 192, 256)
+    for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
+        yield WgmmaTile(block_m, block_n, stages, kept)
 
 
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {

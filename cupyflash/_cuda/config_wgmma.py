@@ -53,7 +53,6 @@ class WgmmaForwardConfig:
     stages: int
     store_width: int
     query_in_registers: bool
-    lazy: bool
     raw_scores: bool
     window: bool
     softcap: bool

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda import tensor_map
-from cupyflash._cuda.arguments import Strides
+from cupyflash._cuda.arguments import Strides, address
 from cupyflash._cuda.config_wgmma import MAPPED, WGMMA_FORWARD_PARAMS
 from cupyflash._cuda.device import require_cupy
 from cupyflash._cuda.launch import Moved
@@ -24,9 +25,6 @@ __all__ = ["wgmma_arguments"]
 _ITEMSIZE = 2
 _PANEL = 64  # columns of a box
 _LOG2_E = 1.4426950408889634
-
-# Device arrays of all launchers: a captured graph may use one after its launcher is gone.
-_orders: list[Any] = []
 
 
 def wgmma_arguments(
@@ -51,7 +49,8 @@ def wgmma_arguments(
     scale = problem.softmax_scale if config.raw_scores else 1.0
     params["exponent_factor"] = scale * _LOG2_E
     if config.window:
-        params["order"] = _order_address(problem, plan, device_id)
+        tile = config.block_m, config.block_n
+        params["order"] = address(_order(problem, *tile, plan.launch.blocks, device_id))
 
     dims = problem.head_dim, problem.head_dim, problem.head_dim_v
     heads = problem.num_heads, problem.num_heads_kv, problem.num_heads_kv
@@ -82,13 +81,12 @@ def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
     return tuple(legal if length == 1 else stride for length, stride in pairs)
 
 
-def _order_address(problem: Problem, plan: WgmmaForwardPlan, device_id: int) -> int:
+@cache
+def _order(problem: Problem, block_m: int, block_n: int, blocks: int, device_id: int) -> Any:
+    """Return `tile_order` on the device, kept for good: a captured graph may read it at any time."""
     cupy = require_cupy()
-    config = plan.config
-    order = tile_order(problem, config.block_m, config.block_n, plan.launch.blocks)
-    # A stream of its own, as the current one may be capturing a graph.
+    # A stream of its own, as the current one may be capturing.
     with cupy.cuda.Device(device_id), cupy.cuda.Stream(non_blocking=True) as stream:
-        array = cupy.asarray(order)
+        order = cupy.asarray(tile_order(problem, block_m, block_n, blocks))
         stream.synchronize()
-    _orders.append(array)
-    return int(array.data.ptr)
+    return order

@@ -1,8 +1,8 @@
 """Tile sizes of the wgmma engine: which ones there are, and why.
 
 A consumer warpgroup multiplies 64 queries by all keys of a tile. Its scores, the probabilities of
-the tile before and the output are in registers, of which a thread of two consumers has 240, of
-three 160. Keys and values take turns in shared memory.
+the tile before and the output are in registers: 240 a thread where there are two consumers, 160 for
+three, 112 for four. Key and value tiles take turns in shared memory.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ _WARPGROUP_WARPS = 4
 _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
-KEY_WIDTHS = (64, 80, 112, 128, 176)
+KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """Queries, keys, tiles in flight; Q in registers; O rescaled seldom."""
+    """Queries, keys, tiles in flight; whether Q stays in registers."""
 
     block_m: int
     block_n: int
     stages: int
     query_in_registers: bool
-    lazy: bool
 
     @property
     def consumers(self) -> int:
@@ -89,22 +88,25 @@ def bucket_v(head_dim_v: int) -> int:
 
 
 _NARROW = (
-    # Three consumers: two of them compute exponentials, which cost as much as the products.
-    WgmmaTile(192, 128, 2, False, False),
-    # Less is wasted where there are few rows.
-    WgmmaTile(128, 128, 2, True, False),
+    # Exponentials cost as much as products: the more warpgroups, the better both overlap.
+    WgmmaTile(192, 128, 2, False),
+    # For lengths that waste rows of the first: four warpgroups, each with half as many keys.
+    WgmmaTile(256, 64, 3, False),
+    # For lengths that waste rows of both.
+    WgmmaTile(128, 128, 2, True),
 )
-_MEDIUM = (WgmmaTile(128, 128, 2, True, False),)
-# Larger padded head dim -> tiles by preference.
+# Products are the limit. Q in registers saves a third of the reads of shared memory.
+_MEDIUM = (WgmmaTile(128, 128, 2, True),)
+# Larger padded head dim -> tiles by preference: `plan_wgmma` takes the first that wastes few rows.
 FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     32: _NARROW,
     64: _NARROW,
     96: _MEDIUM,
     128: _MEDIUM,
     # 222 KB of shared memory.
-    160: (WgmmaTile(128, 112, 2, False, False),),
-    192: (WgmmaTile(128, 112, 2, False, False),),
-    # 230 KB. The output takes 128 registers, and rescaling it a quarter of the time of a step.
-    224: (WgmmaTile(128, 80, 2, False, True),),
-    256: (WgmmaTile(128, 80, 2, False, True),),
+    160: (WgmmaTile(128, 112, 2, False),),
+    192: (WgmmaTile(128, 112, 2, False),),
+    # 230 KB of shared memory; the output takes 128 registers of a thread.
+    224: (WgmmaTile(128, 80, 2, False),),
+    256: (WgmmaTile(128, 80, 2, False),),
 }

@@ -14,7 +14,6 @@ struct WgmmaForwardConfig {
   int stages;       // key tiles, and value tiles, in shared memory
   int store_width;  // elements that one store moves
   bool query_in_registers;
-  bool lazy;        // the output is rescaled only when a maximum has grown much
   bool raw_scores;  // the scale is left to the exponent
   bool window;      // causal, or a window bound on either side
   bool softcap;

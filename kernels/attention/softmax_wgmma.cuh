@@ -1,5 +1,5 @@
-// The running softmax statistics of a warp's 16 rows, for kernels that leave the scale to the
-// exponent and rescale their sums with every key tile.
+// The running softmax statistics of a warp's 16 rows, as in softmax_mma.cuh: the scale is left to
+// the exponent, and sums are rescaled seldom.
 #pragma once
 
 #include "arch/exponential.cuh"
@@ -7,9 +7,8 @@
 
 namespace cupyflash {
 
-/// P = exp2(score * factor - shift), where the shift follows the maximum: always, or only when that
-/// has grown by more than `slack`. P is then at most 2**slack, as exact relative to l as ever.
-template <bool lazy>
+/// P = exp2(score * factor - shift), where the shift follows the maximum only when that has grown
+/// by more than `slack`: P is then at most 2**slack, as exact relative to l as ever.
 struct WgmmaSoftmax {
   static constexpr float slack = 6.0f;
   // As long as no key was seen: any exponent is then 0 or -inf, and P = 0.
@@ -50,19 +49,7 @@ struct WgmmaSoftmax {
       }
       row_max[r] = quad_maximum(fmaxf(even, odd));
     }
-    const float next[2] = {exponent(0), exponent(1)};
-    bool follow = true;
-    if constexpr (lazy) {
-      follow = __any_sync(0xffffffffu, next[0] > shift[0] + slack || next[1] > shift[1] + slack);
-    }
-    if (follow) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        correction[r] = exp2_hardware(shift[r] - next[r]);
-        row_sum[r] *= correction[r];
-        shift[r] = next[r];
-      }
-    }
+    const bool follows = follow(correction);
 #pragma unroll
     for (int j = 0; j < n_tiles; ++j) {
 #pragma unroll
@@ -72,7 +59,23 @@ struct WgmmaSoftmax {
         row_sum[e >> 1] += score;
       }
     }
-    return follow;
+    return follows;
+  }
+
+ private:
+  __device__ bool follow(float (&correction)[2]) {
+    const float next[2] = {exponent(0), exponent(1)};
+    const bool grown = next[0] > shift[0] + slack || next[1] > shift[1] + slack;
+    const bool follows = __any_sync(0xffffffffu, grown);
+    if (follows) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        correction[r] = exp2_hardware(shift[r] - next[r]);
+        row_sum[r] *= correction[r];
+        shift[r] = next[r];
+      }
+    }
+    return follows;
   }
 };
 

@@ -10,9 +10,9 @@
 namespace cupyflash {
 
 /// `warp_row` is the warp's first row in the tile.
-template <WgmmaForwardConfig config, class Softmax, int n_tiles>
+template <WgmmaForwardConfig config, int n_tiles>
 __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex& tile,
-                                    int warp_row, const Softmax& softmax,
+                                    int warp_row, const WgmmaSoftmax& softmax,
                                     const MmaFragment<1, n_tiles>& sums) {
   const Sequence& sequence = tile.sequence;
   float* row_max =

@@ -1,8 +1,17 @@
 // The forward's loop over key tiles on Hopper: what a consumer warpgroup does.
 //
-//   turn      | group 0                |                        | group 0
-//   tensor    | S(1) = Q K(1)^T, O += P(0) V | (of group 1)     | S(2) ...
-//   group 0   | ...
+//   tensor     | S1(n+1), O1 += P1 V(n) | S2(n+1), O2 += P2 V(n) | S1(n+2), O1 += P1 V(n+1) |
+//   group 1    | issue, wait for S1     | exp S1(n+1)   rescale, | issue, wait for S1       |
+//              |                        |               round P1 |                          |
+//   group 2    | exp S2(n)    rescale,  | issue, wait for S2     | exp S2(n+1)    rescale,  |
+//              |              round P2  |                        |                round P2  |
+//   copies     | K(n+2) ------------->  | V(n+1) ------------->  | K(n+3) ------------->    |
+//
+// Groups take turns to issue products (named barriers): while one waits for the tensor cores, the
+// others compute exponentials. Within a group, scores of the next tile are asked for before the
+// values of this one are added, so that exponentials start while that addition still runs.
+// A group goes on to its next query tile in the same rhythm: the first scores of the next tile are
+// formed beside the last sums of this one.
 #pragma once
 
 #include "arch/named_barrier.cuh"
@@ -23,7 +32,7 @@ struct ForwardConsumer {
   using Pipeline = ForwardPipeline<config>;
   using Position = typename Pipeline::Position;
   using Walk = ForwardWalk<config>;
-  using Softmax = WgmmaSoftmax<config.lazy>;
+  using Softmax = WgmmaSoftmax;
   static constexpr int steps = config.head_dim / 16;
 
   const WgmmaForwardParams& params;
@@ -137,8 +146,8 @@ struct ForwardConsumer {
     if (MmaLane::lane() == 0) empty.arrive();
   }
 
-  /// The compiler would move the wait that follows to before the arithmetic that is to run beside
-  /// the products; not so if a store, which nobody reads, needs the result first.
+  /// The assembler would move the wait that follows to before the arithmetic that is to run beside
+  /// the products; not so if a store, which nobody reads, needs its result first.
   __device__ void hold_back(float result) const {
     store_shared(pipeline.scratch(), __float_as_uint(result));
   }

@@ -10,7 +10,7 @@ import pytest
 
 import cupyflash
 from tests.cases import DTYPES, Shape
-from tests.harness import call, check, draw, require, same_bits
+from tests.harness import assert_bits, call, check, draw, require, same_bits
 from tests.memory import Guarded, fill_nan, poisoned, to_engine, to_host
 
 # --- strides ------------------------------------------------------------------------------------
@@ -66,14 +66,15 @@ def test_any_strides(engine, rng, view, dtype):
     dense = {n: np.array(x, order="C") if isinstance(x, np.ndarray) else x
              for n, x in strided.items()}  # fmt: skip
     assert any(strided[name].strides != dense[name].strides for name in ("q", "k", "v", "dout"))
-    one, other = (call(engine, deterministic=True, **x) for x in (strided, dense))
-    for name in ("out", "row_max", "row_sum", "dq", "dk", "dv"):
-        got, same = getattr(one, name), getattr(other, name)
-        if engine == "numpy":  # BLAS has different kernels for different strides
-            got, same = got.astype(np.float64), same.astype(np.float64)
-            np.testing.assert_allclose(got, same, rtol=2**-6, atol=2**-6, err_msg=name)
-        else:
-            assert same_bits(got, same), name
+    one = call(engine, deterministic=True, **strided)
+    names = ("out", "row_max", "row_sum", "dq", "dk", "dv")
+    if engine != "numpy":
+        assert_bits(engine, {name: getattr(one, name) for name in names}, **dense)
+        return
+    other = call(engine, deterministic=True, **dense)
+    for name in names:  # BLAS has different kernels for different strides
+        got, same = (getattr(each, name).astype(np.float64) for each in (one, other))
+        np.testing.assert_allclose(got, same, rtol=2**-6, atol=2**-6, err_msg=name)
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
