@@ -83,7 +83,7 @@ def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
 
 @cache
 def _order(problem: Problem, block_m: int, block_n: int, blocks: int, device_id: int) -> Any:
-    """Return `tile_order` on the device, kept for good: a captured graph may read it at any time."""
+    """Return `tile_order` on the device, kept for good, as captured graphs may read it."""
     cupy = require_cupy()
     # A stream of its own, as the current one may be capturing.
     with cupy.cuda.Device(device_id), cupy.cuda.Stream(non_blocking=True) as stream:

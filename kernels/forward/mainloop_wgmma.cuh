@@ -16,6 +16,7 @@
 
 #include "arch/named_barrier.cuh"
 #include "attention/mask_mma.cuh"
+#include "attention/score.cuh"
 #include "forward/epilogue_wgmma.cuh"
 #include "forward/pipeline_wgmma.cuh"
 #include "forward/walk_wgmma.cuh"
