@@ -89,6 +89,7 @@ def plan_forward(
     tiling: Tiling | WgmmaTile | None = None,
     vector_bytes: int = VECTOR_BYTES,
     store_bytes: int = VECTOR_BYTES,
+    bias_bytes: int = VECTOR_BYTES,
 ) -> WgmmaForwardPlan:
     """Plan a forward call.
 
@@ -102,6 +103,8 @@ def plan_forward(
         A power of two that divides all addresses and strides of the inputs: 16, see `can_read`.
     store_bytes : int, default 16
         One that divides those of the output.
+    bias_bytes : int
+        Of no account: a bias is left to mma.
 
     Raises
     ------

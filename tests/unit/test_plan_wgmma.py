@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
-from cupyflash._cuda import config_wgmma, plan_mma, plan_wgmma, tensor_map
+from cupyflash._cuda import config_wgmma, forward, forward_wgmma, plan_mma, plan_wgmma, tensor_map
+from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, engine_of, lacks, runs_on
+from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.params import FORWARD_PARAMS
 from cupyflash._cuda.plan_wgmma import can_read, plan_forward
 from cupyflash._cuda.tile_order import key_tiles, seen_keys, tile_order
 from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile
-from cupyflash._problem import Problem
+from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 from tests.unit.test_plan import struct_fields
@@ -209,3 +215,85 @@ def test_blocks_have_equally_much_to_do() -> None:
     order = tile_order(problem, 128, 128, 132)
     loads = np.where(order >= 0, lengths[order % len(lengths)], 0).sum(0)
     assert loads.max() <= 1.1 * loads.mean()
+
+
+# --- what is launched ---------------------------------------------------------------------------
+
+
+class Handed(NamedTuple):
+    """What a launcher was made of."""
+
+    device_id: int
+    params: np.ndarray
+    pointers: tuple[str, ...]
+    settings: dict[str, object]
+
+
+@pytest.fixture
+def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Handed]:
+    """`forward._prepare` of one problem, without a GPU: what it hands to the launcher."""
+
+    def launcher(_: object, device_id: int, params: object, pointers: object, **rest: object):
+        return Handed(device_id, params, pointers, rest)
+
+    def encode(dtype: str, address: int, lengths: object, strides: object, box: object) -> bytes:
+        encoded.append((lengths, strides, box))
+        return address.to_bytes(8, "little").rjust(16, b"\1").ljust(tensor_map.BYTES, b"\2")
+
+    encoded: list[object] = []
+    functions = SimpleNamespace(get_function=lambda entry, shared_memory: entry)
+    order = SimpleNamespace(data=SimpleNamespace(ptr=4096))
+    monkeypatch.setattr(forward, "describe", lambda device_id: HOPPER)
+    monkeypatch.setattr(forward, "load", lambda *arguments, **rest: functions)
+    monkeypatch.setattr(forward, "Launcher", launcher)
+    monkeypatch.setattr(forward.tuned, "find", lambda *arguments: None)
+    monkeypatch.setattr(forward_wgmma, "_order", lambda *arguments: order)
+    monkeypatch.setattr(tensor_map, "encode", encode)
+    tensor_map.address_offset.cache_clear()
+
+    def run(problem: Problem, key_strides: tuple[int, ...] | None = None) -> Handed:
+        query = bytes_of(problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
+        key = bytes_of(problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
+        optional = OptionalLayout.of(Operands(None, None, None))
+        key = key_strides or key
+        layout = forward.ForwardLayout(query, key, key, query, None, None, optional, 16, 16)
+        prepared = forward._prepare.__wrapped__("wgmma", problem, 0, None, layout)
+        ((handed, blocks),) = prepared.launches
+        assert 0 < blocks
+        del encoded[:-3]
+        return handed._replace(settings={**handed.settings, "encoded": encoded})
+
+    yield run
+    tensor_map.address_offset.cache_clear()
+
+
+def test_a_launch_is_given_maps_that_move_with_the_pointers(
+    prepare: Callable[..., Handed],
+) -> None:
+    problem = problem_of(window_left=40, window_right=7)  # its first query sees key 160
+    handed = prepare(problem)
+    assert handed.params["first_key"] == 160 and handed.params["order"] == 4096
+    assert handed.params["exponent_factor"] == np.float32(0.125 * np.log2(np.e))
+    fields = handed.params.dtype.fields
+    row = 2 * 2 * 64  # bytes of a key
+    shifts = {"query": 0, "key": 160 * row, "value": 160 * row}
+    assert handed.settings["moved"] == [
+        Moved(fields[f"{name}_map"][1] + 8, name, shifts[name]) for name in config_wgmma.MAPPED
+    ]
+    query, key, value = handed.settings["encoded"]
+    plan = plan_forward(problem, HOPPER)
+    assert query == ((64, 300, 4, 2), (512, 128, 300 * 512), (64, plan.config.block_m, 1, 1))
+    assert key == value == ((64, 340, 2, 2), (row, 128, 500 * row), (64, plan.config.block_n, 1, 1))
+
+
+def test_a_full_call_has_no_order(prepare: Callable[..., Handed]) -> None:
+    handed = prepare(problem_of())
+    assert handed.params["first_key"] == 0 and handed.params["order"] == 0
+
+
+def test_what_the_copy_engine_cannot_read_is_launched_on_mma(
+    prepare: Callable[..., Handed],
+) -> None:
+    handed = prepare(problem_of(), (0, 128, 64, 2))
+    assert handed.settings["moved"] == []
+    assert handed.params.dtype == FORWARD_PARAMS
