@@ -259,7 +259,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Handed]:
         layout = forward.ForwardLayout(query, key, key, query, None, None, optional, 16, 16)
         prepared = forward._prepare.__wrapped__("wgmma", problem, 0, None, layout)
         ((handed, blocks),) = prepared.launches
-        assert 0 < blocks
+        assert blocks > 0
         del encoded[:-3]
         return handed._replace(settings={**handed.settings, "encoded": encoded})
 
