@@ -58,9 +58,16 @@ class FeatureResult:
     direction: str
     feature: str
     milliseconds: float | None = None
-    slow_down: float | None = None  # over the plain call
+    plain_milliseconds: float | None = None  # of the same call without it
     flex_milliseconds: float | None = None
     error: str | None = None
+
+    @property
+    def slow_down(self) -> float | None:
+        """Return the time over that of the plain call."""
+        if self.milliseconds is None or self.plain_milliseconds is None:
+            return None
+        return self.milliseconds / self.plain_milliseconds
 
 
 def _window(workload: Workload, inputs: Inputs) -> Options:
@@ -135,7 +142,7 @@ def measure(
     flex: bool,
     milliseconds: Callable[[Mapping[str, Work]], Mapping[str, float]],
 ) -> list[FeatureResult]:
-    """Return a result for each of `FEATURES`; all of them and the plain call take turns.
+    """Return a result for each of `FEATURES`, which takes turns with the call without it.
 
     Parameters
     ----------
@@ -148,37 +155,27 @@ def measure(
     milliseconds : callable
         As in `runner.Stopwatch`.
     """
-    plain = Feature(PLAIN, lambda *_: {})
-    works: dict[str, Work] = {PLAIN: _ours(plain, workload, inputs, engine)[direction]()}
-    errors: dict[str, str] = {}
+    plain = _ours(Feature(PLAIN, lambda *_: {}), workload, inputs, engine)[direction]()
 
-    def prepare(feature: Feature) -> None:
+    def result(feature: Feature) -> FeatureResult:
+        name = (workload.name, direction, feature.name)
         try:
-            work = _ours(feature, workload, inputs, engine)[direction]()
-            first = work()
-            works[feature.name] = work
+            works = {
+                PLAIN: plain,
+                feature.name: _ours(feature, workload, inputs, engine)[direction](),
+            }
+            first = works[feature.name]()
             if flex and feature.score is not None:
-                theirs = _flex(feature, workload, inputs)[direction]()
-                _compare(workload, first, theirs())
-                works[f"{FLEX}, {feature.name}"] = theirs
+                works[FLEX] = _flex(feature, workload, inputs)[direction]()
+                _compare(workload, first, works[FLEX]())
+            del first
+            times = milliseconds(works)
         except Exception as error:  # the table is to be whole whatever one row does
-            errors[feature.name] = f"{type(error).__name__}: {error}"
+            return FeatureResult(*name, error=f"{type(error).__name__}: {error}")
+        ours = times[feature.name]
+        return FeatureResult(*name, ours, times[PLAIN], times.get(FLEX))
 
-    for feature in FEATURES:
-        prepare(feature)
-    times = milliseconds(works)
-    return [
-        FeatureResult(
-            workload.name,
-            direction,
-            feature.name,
-            times.get(feature.name),
-            times[feature.name] / times[PLAIN] if feature.name in times else None,
-            times.get(f"{FLEX}, {feature.name}"),
-            errors.get(feature.name),
-        )
-        for feature in FEATURES
-    ]
+    return [result(feature) for feature in FEATURES]
 
 
 def _ours(
@@ -264,4 +261,5 @@ def line(result: FeatureResult) -> str:
 
 def to_json(results: Sequence[FeatureResult], machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything."""
-    return {"machine": dict(machine), "results": [asdict(each) for each in results]}
+    rows = [asdict(each) | {"slow_down": each.slow_down} for each in results]
+    return {"machine": dict(machine), "results": rows}
