@@ -54,7 +54,7 @@ def _mma_forward(problem: Problem) -> Iterator[Tile]:
     steps = bucket(problem.head_dim) // 16
     table = FORWARD_TILES[bucket(max(problem.head_dim, problem.head_dim_v))]
     kept_steps = sorted({0, steps // 2, steps, *(tile.kept_steps for tile in table)})
-    for warps, rows, block_n, kept in product((4, 8), (16, 32), (16, 32, 64), kept_steps):
+    for warps, rows, block_n, kept in product((4, 8), (16, 32), (32, 48, 64), kept_steps):
         yield MmaForwardTile(warps * rows, block_n, warps, kept, _WARPS // warps)
 
 

@@ -50,8 +50,10 @@ class MmaForwardTile:
             return f"warps must be 1 to {_MAX_WARPS}"
         if self.block_m < 1 or self.block_m % (16 * self.warps):
             return f"block_m must be a positive multiple of {16 * self.warps}"
-        if self.block_n < 1 or self.block_n % 16:
-            return "block_n must be a positive multiple of 16"
+        if self.block_n < 32 or self.block_n % 16:  # two steps of P V: P(n) is ready in halves
+            return "block_n must be a multiple of 16, at least 32"
+        if _too_few_to_load(self.warps, head_dim, head_dim_v):
+            return "one warp cannot load rows of 64 columns"
         rows = self.block_m // self.warps
         if rows * head_dim_v // 32 > _MAX_SUM_REGISTERS or rows * self.block_n > _MAX_SCORES:
             return f"{rows} rows of a warp take too many registers"
@@ -81,6 +83,8 @@ class MmaBackwardTile:
         warps, sharing = self.key_warps * self.query_warps, self.query_warps
         if warps not in (1, 2, 4, 8):
             return "warps must be 1, 2, 4 or 8"
+        if _too_few_to_load(warps, head_dim, head_dim_v):
+            return "one warp cannot load rows of 64 columns"
         if self.block_n < 1 or self.block_n % (16 * self.key_warps):
             return f"block_n must be a positive multiple of {16 * self.key_warps}"
         if self.block_m < 1 or self.block_m % max(32, 16 * sharing):
@@ -104,6 +108,11 @@ class MmaBackwardTile:
         ):
             warps //= 2
         return warps
+
+
+def _too_few_to_load(warps: int, *head_dims: int) -> bool:
+    """Whether `SwizzledLoader` has too few threads: 8 rows at a time, 8 chunks of each."""
+    return warps == 1 and any(head_dim % 64 == 0 for head_dim in head_dims)
 
 
 def _bias_columns(block_n: int) -> int:

@@ -33,6 +33,12 @@ struct Band {
     const Range existing = {given.begin, minimum(given.end, rows)};
     return {maximum(0, existing.end - 1 + lower), minimum(cols, existing.begin + upper + 1)};
   }
+
+  /// The same where a row that does not exist must be masked too, or its scores, which no bias
+  /// hides, would say that a key is seen.
+  __device__ Range seen_by_existing(Range given) const {
+    return given.end > rows ? Range{0, 0} : seen_by_all(given);
+  }
 };
 
 /// Queries are rows, keys columns. Bounds are cut so that adding an index cannot overflow.

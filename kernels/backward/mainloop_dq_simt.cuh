@@ -52,7 +52,8 @@ struct QueryGradientMainloop {
     const int warp_query = first_query + Shape::warp_row();
     const Range warp_queries = {warp_query, warp_query + Shape::warp_rows};
     const Range warp_keys = band.seen_by_any(warp_queries);
-    const Range unmasked_keys = band.seen_by_all(warp_queries);
+    const Range unmasked_keys =
+        config.hides() ? band.seen_by_existing(warp_queries) : band.seen_by_all(warp_queries);
 
     // Queries that see nothing have dq = 0 whatever their grad_out holds.
     const Range valid_queries = band.transposed().seen_by_any({0, band.cols});

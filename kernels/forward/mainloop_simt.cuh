@@ -76,7 +76,8 @@ struct ForwardMainloop {
     const int warp_query = first_query + warp_index() * Shape::warp_rows;
     const Range warp_queries = {warp_query, warp_query + Shape::warp_rows};
     const Range warp_keys = band.seen_by_any(warp_queries);
-    const Range unmasked_keys = band.seen_by_all(warp_queries);
+    const Range unmasked_keys =
+        config.hides() ? band.seen_by_existing(warp_queries) : band.seen_by_all(warp_queries);
 
     state.sums.fill(T(0));
     load(storage.query, query, first_query, {0, band.rows});

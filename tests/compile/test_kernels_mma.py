@@ -10,6 +10,7 @@ from cupyflash._cuda.plan_mma import MmaBackwardPlan, MmaForwardPlan, plan_backw
 from cupyflash._cuda.score_source import ScoreSource
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
+from cupyflash.tiling import Tiling
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 224, 256)
@@ -109,3 +110,19 @@ def test_refusals() -> None:
         plan_forward(problem, Device.known("sm_75"))
     with pytest.raises(UnsupportedError, match="float16 and bfloat16"):
         plan_forward(Problem("float32", 1, 9, 9, 1, 1, 64, 64, 0.1), Device.known("sm_80"))
+
+
+@pytest.mark.parametrize("plan_of", [plan_forward, plan_backward])
+def test_a_tiling_is_refused_or_compiles(rng, plan_of) -> None:
+    """Of all sizes, four that are not refused."""
+    compiled = 0
+    while compiled < 4:
+        head_dim, block_m, block_n = (16 * int(rng.integers(1, n + 1)) for n in (16, 8, 8))
+        tiling = Tiling(block_m, block_n, 2, int(rng.choice([1, 2, 4, 8])))
+        try:
+            plan = plan_of(problem_of(head_dim, False), Device.known("sm_90a"), tiling)
+        except UnsupportedError:
+            continue
+        if plan.tiling == tiling:
+            compile_source(plan.stub, "sm_90a", plan=plan)
+            compiled += 1

@@ -239,7 +239,7 @@ def test_a_tiling_that_stands_in_the_table_is_the_tables() -> None:
     """What choose_tiling returns, handed in again, is the same kernel."""
     table = plan_mma.plan_forward(PROBLEM, HOPPER)
     assert plan_mma.plan_forward(PROBLEM, HOPPER, table.tiling) == table
-    other = plan_mma.plan_forward(PROBLEM, HOPPER, Tiling(64, 16, 2, 4))
+    other = plan_mma.plan_forward(PROBLEM, HOPPER, Tiling(64, 48, 2, 4))
     assert other.config.kept_steps == 0
 
 
