@@ -11,6 +11,7 @@ from cupyflash.attention import (
 )
 from cupyflash.block_mask import BlockMask
 from cupyflash.errors import CompileError, NoDeviceError, UnsupportedError
+from cupyflash.kvcache import flash_attention_with_kvcache
 from cupyflash.merge import merge_states
 from cupyflash.score_mod import ScoreMod
 from cupyflash.state import Gradients, SavedState
@@ -33,6 +34,7 @@ __all__ = [
     "flash_attention_forward",
     "flash_attention_varlen",
     "flash_attention_varlen_forward",
+    "flash_attention_with_kvcache",
     "merge_states",
     "score_mods",
 ]

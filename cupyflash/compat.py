@@ -22,6 +22,7 @@ from cupyflash.attention import (
     flash_attention_varlen_forward,
 )
 from cupyflash.errors import UnsupportedError
+from cupyflash.kvcache import flash_attention_with_kvcache
 
 __all__ = [
     "flash_attn_func",
@@ -30,6 +31,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "scaled_dot_product_attention",
 ]
 
@@ -235,6 +237,64 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
         causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """flash-attn's `flash_attn_with_kvcache`: append new tokens to a cache, and attend to it.
+
+    Parameters
+    ----------
+    q : array, shape ``(b, sq, h, d)``
+    k_cache, v_cache : arrays, shape ``(b_cache, s_cache, hk, d)``
+        With `block_table` ``(num_blocks, block_size, hk, d)``; the block size may be any.
+    k, v : arrays, shape ``(b, s_new, hk, d)``, optional
+        Written into the caches, in place, from `cache_seqlens` on.
+    rotary_cos, rotary_sin : arrays, shape ``(s_rotary, d_rotary / 2)``, optional
+        Any d_rotary up to d. Without k and v they are an error, as in the original.
+    cache_seqlens : int, or int32 array ``(b,)``
+    cache_batch_idx, cache_leftpad : int32 arrays ``(b,)``, optional
+    block_table : int32 array ``(b, max_blocks)``, optional
+        `cache_leftpad` may be given with it, which the original refuses.
+    causal : bool, default False
+        The core's function has True.
+    num_splits : int, default 0
+
+    The rest is as in `flash_attn_func` and `cupyflash.flash_attention_with_kvcache`, which says
+    what becomes of tokens that do not fit.
+
+    Returns
+    -------
+    out : array, shape ``(b, sq, h, d)``
+        With ``return_softmax_lse=True``: ``(out, lse)``; lse is ``(b, h, sq)``.
+    """
+    options = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    del options["dropout_p"]
+    return flash_attention_with_kvcache(
+        q, k_cache, v_cache, k=k, v=v, cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, page_table=block_table,
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
+        num_splits=num_splits, return_lse=return_softmax_lse, **options,
     )  # fmt: skip
 
 

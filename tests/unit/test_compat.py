@@ -25,6 +25,10 @@ SIGNATURES = {
     "flash_attn_varlen_func": f"(q, k, v, {LENGTHS}, {COMMON}, block_table=None)",
     "flash_attn_varlen_qkvpacked_func": f"(qkv, cu_seqlens, max_seqlen, {COMMON})",
     "flash_attn_varlen_kvpacked_func": f"(q, kv, {LENGTHS}, {COMMON})",
+    "flash_attn_with_kvcache": "(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, "
+    "rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
+    "block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False)",
     "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, "
     "is_causal=False, scale=None, enable_gqa=False)",
 }
@@ -258,3 +262,55 @@ def test_sdpa_is_pytorchs(rng: np.random.Generator, kind: str) -> None:
     for inputs in (arrays, tensors):
         out = compat.scaled_dot_product_attention(*inputs, mask, **options)
         np.testing.assert_allclose(out, theirs.numpy(), rtol=1e-5, atol=1e-5)
+
+
+# --- cache --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_kvcache_options(rng, options):
+    """flash-attn's words against the core's; the core's own tests judge the numbers."""
+    given, meant = OPTIONS[options]
+    given = {name: x for name, x in given.items() if name != "deterministic"}
+    q, k, v = draw(rng, (2, 3, 4, 8), (2, 3, 2, 8), (2, 3, 2, 8))
+    caches, lengths = draw(rng, (2, 9, 2, 8), (2, 9, 2, 8)), np.int32([2, 6])
+    cos, sin = (f(rng.uniform(0, 7, (20, 4))).astype(np.float32) for f in (np.cos, np.sin))
+    ours = [x.copy() for x in caches]
+    result = compat.flash_attn_with_kvcache(
+        q, *caches, k, v, cos, sin, lengths, rotary_interleaved=False, num_splits=2,
+        return_softmax_lse=True, **given,
+    )  # fmt: skip
+    right = cupyflash.flash_attention_with_kvcache(
+        q, *ours, k=k, v=v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=lengths,
+        rotary_interleaved=False, num_splits=2, return_lse=True,
+        **{"causal": False} | meant,
+    )  # fmt: skip
+    for got, expected in zip((*result, *caches), (*right, *ours), strict=True):
+        assert got.tobytes() == expected.tobytes()
+
+
+def test_kvcache_block_table_and_places(rng):
+    q, key, value = draw(rng, (2, 1, 4, 8), (6, 4, 2, 8), (6, 4, 2, 8))
+    table, lengths, pad = np.int32([[5, 0], [3, 1]]), np.int32([7, 8]), np.int32([0, 2])
+    out = compat.flash_attn_with_kvcache(
+        q, key, value, cache_seqlens=lengths, cache_leftpad=pad, block_table=table, causal=True
+    )
+    dense = [x[table].reshape(2, 8, 2, 8) for x in (key, value)]
+    swapped = [x[::-1].copy() for x in dense]
+    chosen = compat.flash_attn_with_kvcache(
+        q, *swapped, None, None, None, None, lengths, np.int32([1, 0]), pad, None, causal=True
+    )
+    assert out.shape == q.shape and np.array_equal(out, chosen)
+    for entry, (first, end) in enumerate(zip(pad, lengths, strict=True)):
+        keys = slice(first, end)
+        arrays = (q[entry : entry + 1], *(x[entry : entry + 1, keys] for x in dense))
+        right, naive = (attention(*arrays, dtype=dtype) for dtype in (np.float64, np.float32))
+        assert_close(out[entry], right.out[0], naive.out[0], 3)
+
+
+def test_kvcache_refuses_a_softcap_that_is_no_number(rng):
+    q, key, value = draw(rng, (1, 1, 2, 8), (1, 4, 2, 8), (1, 4, 2, 8))
+    with pytest.raises(TypeError, match="softcap"):
+        compat.flash_attn_with_kvcache(q, key, value, softcap="1")
+    with pytest.raises(ValueError, match="window_size"):
+        compat.flash_attn_with_kvcache(q, key, value, window_size=(-2, 0))

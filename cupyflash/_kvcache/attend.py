@@ -1,0 +1,92 @@
+"""The attention of queries over rows of the cache, by the varlen forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyflash._arrays import place_of
+from cupyflash._kvcache.entries import Entries
+from cupyflash._kvcache.rows import Rows
+from cupyflash.attention import flash_attention_varlen_forward
+from cupyflash.merge import merge_states
+
+Array = Any
+
+
+def attend(
+    query: Array, rows: Rows, entries: Entries, num_splits: int, options: dict[str, Any]
+) -> tuple[Array, Array]:
+    """Return out ``(b, sq, h, dv)`` and lse ``(b, h, sq)``.
+
+    With splits the keys that every query sees are cut into ``num_splits - 1`` parts. The rest is
+    the last part, whose end is the entry's own, so that it alone knows of causality; sinks belong
+    to it, too.
+    """
+    xp = place_of(entries.end).namespace
+    seqlen_q = query.shape[1]
+    begin, end = entries.begin[:, None], entries.end[:, None]
+    if num_splits == 1:
+        out, lse = _parts(query, rows, xp.concatenate([begin, end], axis=1), options)
+        return out[:, 0], lse[:, 0]
+    cuts = begin + (end - begin) * xp.arange(num_splits) // num_splits
+    if options["causal"]:
+        cuts = xp.minimum(cuts, xp.maximum(begin, end - seqlen_q + 1))
+    leading = options | {"causal": False, "sinks": None}
+    out, lse = _parts(query, rows, cuts, leading)
+    last_out, last_lse = _parts(query, rows, xp.concatenate([cuts[:, -1:], end], axis=1), options)
+    outs = [*(out[:, part] for part in range(num_splits - 1)), last_out[:, 0]]
+    lses = [*(lse[:, part] for part in range(num_splits - 1)), last_lse[:, 0]]
+    return merge_states(outs, lses)
+
+
+def attend_one_by_one(
+    query: Array, rows: Rows, entries: Entries, num_splits: int, options: dict[str, Any]
+) -> tuple[Array, Array]:
+    """`attend`, each entry in a call of its own, so that no plan depends on the others."""
+    results = []
+    slopes = options["alibi_slopes"]
+    for entry in range(query.shape[0]):
+        one = slice(entry, entry + 1)
+        mine = Entries(entries.begin[one], entries.used[one], entries.end[one], entries.longest)
+        stop = int(mine.end[0]) if entries.on_host else entries.longest
+        part = slice(entry * rows.step, entry * rows.step + stop)
+        own = options
+        if slopes is not None and slopes.ndim == 2:
+            own = options | {"alibi_slopes": slopes[one]}
+        own_rows = Rows(rows.key[part], rows.value[part], rows.step)
+        results.append(attend(query[one], own_rows, mine, num_splits, own))
+    xp = place_of(query).namespace
+    out, lse = (xp.concatenate(parts) for parts in zip(*results, strict=True))
+    return out, lse
+
+
+def _parts(query: Array, rows: Rows, edges: Array, options: dict[str, Any]) -> tuple[Array, Array]:
+    """Attend each entry to its keys between neighbouring edges ``(b, parts + 1)``.
+
+    Returns out ``(b, parts, sq, h, dv)`` and lse ``(b, parts, h, sq)``. What lies before an entry's
+    first edge is a sequence without queries, so the rows need not be packed.
+    """
+    xp = place_of(edges).namespace
+    batch, seqlen_q, num_heads, head_dim = query.shape
+    parts = edges.shape[1] - 1
+    entry = xp.arange(batch)[:, None]
+    ends_q = (entry * parts + xp.arange(parts + 1)) * seqlen_q
+    ends_k = entry * rows.step + edges
+    cu_seqlens = (
+        xp.concatenate([xp.zeros(1, np.int32), ends.reshape(-1).astype(np.int32)])
+        for ends in (ends_q, ends_k)
+    )
+    array = place_of(query).namespace
+    repeated = array.broadcast_to(
+        query[:, None], (batch, parts, seqlen_q, num_heads, head_dim)
+    ).reshape(-1, num_heads, head_dim)
+    slopes = options["alibi_slopes"]
+    if slopes is not None and slopes.ndim == 2:
+        options = options | {"alibi_slopes": array.repeat(slopes, parts + 1, axis=0)}
+    out, saved = flash_attention_varlen_forward(
+        repeated, rows.key, rows.value, *cu_seqlens, **options
+    )
+    lse = saved.lse.reshape(num_heads, batch, parts, seqlen_q).transpose(1, 2, 0, 3)
+    return out.reshape(batch, parts, seqlen_q, num_heads, out.shape[-1]), lse
