@@ -167,7 +167,7 @@ def flash_attn_varlen_func(
     max_seqlen_q, max_seqlen_k : int
         Hints only: the result is right whatever they say.
     block_table : None
-        Paged keys and values are not supported.
+        Paged keys and values are not supported here; `flash_attn_with_kvcache` has them.
 
     The other parameters are those of `flash_attn_func`.
 

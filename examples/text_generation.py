@@ -1,4 +1,4 @@
-"""Generate text with SmolLM2-135M: grouped heads, rotary positions, a key-value cache of its own.
+"""Generate text with SmolLM2-135M: grouped heads, rotary positions, a key-value cache.
 
     python examples/text_generation.py [--prompt "Once upon a time"] [--tokens 40] [--compare]
 
@@ -108,42 +108,37 @@ class SmolLM2:
         self.keys, self.values = (self.xp.empty(shape, "float32") for _ in range(2))
         self.filled = 0
         frequency = self.rotary_base ** -(np.arange(0, self.head_dim, 2) / self.head_dim)
-        angle = np.arange(capacity)[:, None, None] * frequency
+        angle = np.arange(capacity)[:, None] * frequency
         self.cos, self.sin = (self.xp.asarray(f(angle), "float32") for f in (np.cos, np.sin))
 
     def next_token(self, tokens: list[int]) -> int:
         """The most probable token after `tokens`, which are appended to those before."""
-        rows = slice(self.filled, self.filled + len(tokens))
-        self.filled = rows.stop
         hidden = self.weights["token_embd.weight"][self.xp.asarray(tokens)]
         for layer in range(self.num_layers):
-            hidden = hidden + self.attention(self.norm(hidden, layer, "attn_norm"), layer, rows)
+            hidden = hidden + self.attention(self.norm(hidden, layer, "attn_norm"), layer)
             hidden = hidden + self.feed_forward(self.norm(hidden, layer, "ffn_norm"), layer)
+        self.filled += len(tokens)
         last = self.normalised(hidden[-1:], self.weights["output_norm.weight"])
         return int((last @ self.weights["token_embd.weight"].T).argmax())
 
-    def attention(self, hidden, layer: int, rows: slice):
+    def attention(self, hidden, layer: int):
         query, key, value = (
             self.dense(hidden, layer, name).reshape(1, len(hidden), -1, self.head_dim)
             for name in ("attn_q", "attn_k", "attn_v")
         )
-        self.keys[layer, :, rows] = self.turned(key, rows)
-        self.values[layer, :, rows] = value
-        # Aligned at the last key: the new queries see all that the cache had, and one another.
-        out = cupyflash.flash_attention(
-            self.turned(query, rows),
-            self.keys[layer, :, : rows.stop],
-            self.values[layer, :, : rows.stop],
-            causal=True,
+        # Causal, aligned at the last key: the new queries see all that the cache had, and one
+        # another. This file format turns neighbours (2 i, 2 i + 1) together, as is the default.
+        out = cupyflash.flash_attention_with_kvcache(
+            query,
+            self.keys[layer],
+            self.values[layer],
+            k=key,
+            v=value,
+            cache_seqlens=self.filled,
+            rotary_cos=self.cos,
+            rotary_sin=self.sin,
         )
         return self.dense(out.reshape(hidden.shape), layer, "attn_output")
-
-    def turned(self, heads, rows: slice):
-        """Rotary positions; this file format pairs neighbours (2 i, 2 i + 1)."""
-        cos, sin = self.cos[rows], self.sin[rows]
-        even, odd = heads[..., ::2], heads[..., 1::2]
-        pairs = self.xp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
-        return pairs.reshape(heads.shape)
 
     def feed_forward(self, hidden, layer: int):
         gate = self.dense(hidden, layer, "ffn_gate")

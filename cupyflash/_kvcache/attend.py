@@ -8,6 +8,7 @@ import numpy as np
 
 from cupyflash._arrays import place_of
 from cupyflash._kvcache.entries import Entries
+from cupyflash._kvcache.last_token import grouped, ungrouped, without_window
 from cupyflash._kvcache.rows import Rows
 from cupyflash.attention import flash_attention_varlen_forward
 from cupyflash.merge import merge_states
@@ -18,7 +19,18 @@ Array = Any
 def attend(
     query: Array, rows: Rows, entries: Entries, num_splits: int, options: dict[str, Any]
 ) -> tuple[Array, Array]:
-    """Return out ``(b, sq, h, dv)`` and lse ``(b, h, sq)``.
+    """Return out ``(b, sq, h, dv)`` and lse ``(b, h, sq)``."""
+    if query.shape[1] != 1:
+        return _split(query, rows, entries, num_splits, options)
+    entries, options = without_window(entries, options)
+    query = grouped(query, rows.key.shape[1], options)
+    return ungrouped(*_split(query, rows, entries, num_splits, options))
+
+
+def _split(
+    query: Array, rows: Rows, entries: Entries, num_splits: int, options: dict[str, Any]
+) -> tuple[Array, Array]:
+    """Return out and lse, merged from parts of the keys.
 
     With splits the keys that every query sees are cut into ``num_splits - 1`` parts. The rest is
     the last part, whose end is the entry's own, so that it alone knows of causality; sinks belong
@@ -27,7 +39,9 @@ def attend(
     xp = place_of(entries.end).namespace
     seqlen_q = query.shape[1]
     begin, end = entries.begin[:, None], entries.end[:, None]
-    if num_splits == 1:
+    # A window or ALiBi measures from the entry's end, which a leading part does not know.
+    windowed = any(side is not None for side in options["window"] or ())
+    if num_splits == 1 or windowed or options["alibi_slopes"] is not None:
         out, lse = _parts(query, rows, xp.concatenate([begin, end], axis=1), options)
         return out[:, 0], lse[:, 0]
     cuts = begin + (end - begin) * xp.arange(num_splits) // num_splits

@@ -98,11 +98,7 @@ def bind(
         for name, given, cache in (("k_cache", k_cache, key), ("v_cache", v_cache, value)):
             _require_writable(name, given, cache)
         _require_apart(query, key, value, new)
-    # A window or ALiBi measures from the entry's end, which a leading part does not know.
-    whole = windowed or options["alibi_slopes"] is not None
-    return CacheCall(
-        place, query, new, storage, entries, rotary, each, 1 if whole else max(splits, 1), options
-    )
+    return CacheCall(place, query, new, storage, entries, rotary, each, max(splits, 1), options)
 
 
 def _caches(query: Array, k_cache: Any, v_cache: Any, place: Place) -> tuple[Array, Array]:
