@@ -72,7 +72,8 @@ def draw(
         arguments["k"] = normal(batch, new, heads_kv, head_dim)
         arguments["v"] = normal(batch, new, heads_kv, widths["v_cache"])
     if rotary:
-        angles = rng.uniform(0, 7, (seqlen_k + seqlen_q, int(head_dim * rotary) // 2))
+        capacity = spare[1] if page_size is None else pages * page_size
+        angles = rng.uniform(0, 7, (capacity + seqlen_q, int(head_dim * rotary) // 2))
         arguments |= {f"rotary_{f.__name__}": f(angles).astype(kind) for f in (np.cos, np.sin)}
     return arguments
 
