@@ -79,8 +79,9 @@ def flash_attention_with_kvcache(
     sinks : float32 array ``(h,)``, optional
         These are `flash_attention`'s, an entry's length in the place of sk.
     num_splits : int, default 0
-        Cut the keys into so many parts and merge the results; 0 = chosen (this version: 1). With
-        ALiBi, or a window and more than one query, there is one part. It is exact either way.
+        Cut the keys into so many parts and merge the results; 0 = chosen (this version: 1), at
+        most 128. With ALiBi, or a window and more than one query, there is one part. The result is
+        exact either way.
     batch_invariant : bool, default False
         True: the bits of an entry's result depend on nothing but that entry.
     return_lse : bool, default False

@@ -27,6 +27,8 @@ from cupyflash._validate import Sequences
 
 Array = Any
 
+MAX_PARTS = 128  # more than any GPU could use for one entry; each costs memory
+
 
 @dataclass(frozen=True)
 class CacheCall:
@@ -98,7 +100,9 @@ def bind(
         for name, given, cache in (("k_cache", k_cache, key), ("v_cache", v_cache, value)):
             _require_writable(name, given, cache)
         _require_apart(query, key, value, new)
-    return CacheCall(place, query, new, storage, entries, rotary, each, max(splits, 1), options)
+    return CacheCall(
+        place, query, new, storage, entries, rotary, each, min(max(splits, 1), MAX_PARTS), options
+    )
 
 
 def _caches(query: Array, k_cache: Any, v_cache: Any, place: Place) -> tuple[Array, Array]:
