@@ -41,10 +41,9 @@ def turned(x: Array, positions: Any, arguments: dict[str, Any]) -> Array:
     for pair in range(half):
         interleaved = arguments.get("rotary_interleaved", True)
         one, two = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
-        for token, position in enumerate(positions):
-            angle = complex(cos[position, pair], sin[position, pair])
-            number = (x[token, :, one] + 1j * x[token, :, two]) * angle
-            result[token, :, one], result[token, :, two] = number.real, number.imag
+        angles = cos[list(positions), pair] + 1j * sin[list(positions), pair]
+        numbers = (x[..., one] + 1j * x[..., two]) * angles[:, None]
+        result[..., one], result[..., two] = numbers.real, numbers.imag
     return result
 
 

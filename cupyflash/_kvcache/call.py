@@ -89,17 +89,17 @@ def bind(
     windowed = any(side is not None for side in options["window"] or ())
     each = bool(options["causal"]) or windowed
     if rotary is not None:
-        if new is None:
-            raise ValueError(
-                "rotary_cos and rotary_sin turn q and the new k; k and v are missing "
-                "(turn q yourself if nothing is appended)"
-            )
         turned = max(new_length, query.shape[1] if each else min(query.shape[1], 1))
         require_angles(rotary, entries, turned, storage.capacity)
     if new is not None:
-        for name, given, cache in (("k_cache", k_cache, key), ("v_cache", v_cache, value)):
-            _require_writable(name, given, cache)
+        _require_writable("k_cache", k_cache, key)
+        _require_writable("v_cache", v_cache, value)
         _require_apart(query, key, value, new)
+    elif rotary is not None:
+        raise ValueError(
+            "rotary_cos and rotary_sin turn q and the new k; k and v are missing "
+            "(turn q yourself if nothing is appended)"
+        )
     return CacheCall(
         place, query, new, storage, entries, rotary, each, min(max(splits, 1), MAX_PARTS), options
     )
