@@ -143,12 +143,8 @@ def test_a_plain_int_and_none_are_lengths_of_all(engine, rng, storage):
         table[...] = rng.permutation(arguments["k_cache"].shape[0])[: table.size].reshape(2, -1)
     for name in ("k_cache", "v_cache"):
         arguments[name][...] = rng.normal(size=arguments[name].shape)
-    array = call(engine, arguments)
     for length in (5, np.int64(5)):
-        for got, right in zip(
-            call(engine, arguments | {"cache_seqlens": length}), array, strict=True
-        ):
-            assert same_bits(got, right)
+        check(engine, arguments | {"cache_seqlens": length})
     check(engine, arguments | {"cache_seqlens": None, "k": None, "v": None})
 
 
