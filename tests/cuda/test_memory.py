@@ -42,6 +42,7 @@ def test_forward_takes_out_and_two_statistics(engine, rng, dtype):
     assert meter.total <= 3 * q.nbytes + wide + 4 * saved.row_max.nbytes + 1024
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "sequence", "heads"])
 def test_offsets_beyond_32_bits(engine, rng, axis):
     shape = Shape(2, 70, 70, 2, 2, 32, 32)
@@ -75,6 +76,7 @@ def test_offsets_beyond_32_bits(engine, rng, axis):
     cupy.get_default_memory_pool().free_all_blocks()
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "shape",
     [
