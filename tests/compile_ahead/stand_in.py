@@ -39,6 +39,8 @@ class Part(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # NumPy's __path__ would make imports of cupy.lib read NumPy's files
+        raise AttributeError(name)
     found = getattr(np, name)
     return wrapped(found) if callable(found) and not isinstance(found, type) else found
 
@@ -194,7 +196,7 @@ def get_default_memory_pool() -> Any:
 
 lib = Part(
     "lib",
-    stride_tricks=Part("stride_tricks", as_strided=wrapped(np.lib.stride_tricks.as_strided)),
+    stride_tricks=Part("lib.stride_tricks", as_strided=wrapped(np.lib.stride_tricks.as_strided)),
 )
 random = Part("random")
 cuda = Part(
@@ -227,4 +229,5 @@ cuda = Part(
 def install() -> None:
     """Be `cupy` in this process, from here on."""
     sys.modules["cupy"] = sys.modules[__name__]
-    sys.modules["cupy.cuda"] = cuda
+    for part in (cuda, lib, lib.stride_tricks):
+        sys.modules[part.__name__] = part
