@@ -1,0 +1,58 @@
+"""Every test in this folder runs the kernels of simt and mma on the host: see tests/emulator."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda.conftest import pytest_pyfunc_call  # noqa: F401  skips dtypes not served
+from tests.emulator.build import reason_to_skip
+from tests.emulator.device import ENGINES, emulated
+
+# The seconds that CI has for these go to what kernels do by themselves: each of these names a test,
+# with some of its parameters. CUPYFLASH_EMULATE=all runs every shared test.
+CHOSEN = (
+    r"keys_that_nobody_sees_may_hold_anything\[.*-(mask|bias|block_mask)-",
+    r"tokens_past_the_last_entry_may_hold_anything",
+    r"feature_alone\[.*-(plain|causal|varlen|dropout|gqa|sinks|score_mod)-(bfloat16|float32)\]",
+    r"two_features\[.*-(causal-bias|window-varlen|mask-dropout|bias-gqa|softcap-alibi)\]",
+    r"rows_that_see_no_key",
+    r"grouped_heads_are_repeated_heads\[.*float16\]",
+)
+
+
+def _is_chosen(item: Any) -> bool:
+    if "engine" not in item.fixturenames:
+        return False
+    everything = os.environ.get("CUPYFLASH_EMULATE") == "all"
+    return everything or any(re.match(f"test_{name}", item.name) for name in CHOSEN)
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Keep the chosen tests of this folder."""
+    here, reason = Path(__file__).parent, reason_to_skip()
+    mine = [item for item in items if here in item.path.parents]
+    left_out = {item for item in mine if not _is_chosen(item)}
+    if reason:
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    if left_out:
+        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def engine(request: Any) -> str:
+    """The emulated engine under test, in place of tests/conftest.py's."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host() -> Iterator[None]:
+    with emulated():
+        yield

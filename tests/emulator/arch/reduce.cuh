@@ -1,0 +1,27 @@
+// Host version of kernels/arch/reduce.cuh: blocks run one after another.
+#pragma once
+
+namespace cupyflash {
+
+inline void reduce_add(float* target, float value) { *target += value; }
+
+inline void reduce_add(float* target, float4 value) {
+  if (reinterpret_cast<uintptr_t>(target) % sizeof(float4) != 0) {
+    emulator::fail("misaligned red.v4 of (block, thread)", blockIdx.x, threadIdx.x);
+  }
+  const float values[4] = {value.x, value.y, value.z, value.w};
+  for (int e = 0; e < 4; ++e) {
+    target[e] += values[e];
+  }
+}
+
+/// Whose turn has not come would wait for a block that starts later: on a GPU, perhaps for ever.
+inline void await_turn(const int* counter, int turn) {
+  if (*counter != turn) {
+    emulator::fail("a turn that has not come, (turn, counter)", turn, *counter);
+  }
+}
+
+inline void end_turn(int* counter) { ++*counter; }
+
+}  // namespace cupyflash

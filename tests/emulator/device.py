@@ -1,0 +1,169 @@
+"""Calls for the engines simt and mma on host arrays: all of `cupyflash`, but CUDA's own parts."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from cupyflash import UnsupportedError, _dispatch, _engines
+from cupyflash._arrays import has_contiguous_last_axis
+from cupyflash._cuda import arguments, backward, forward, score_gradients
+from cupyflash._cuda.device import Device
+from cupyflash._cuda.engines import engine_of, lacks
+from cupyflash._cuda.launch import _varying_format
+from cupyflash._cuda.score_source import ScoreSource
+from tests import memory
+from tests.emulator import build
+
+ENGINES = ("simt", "mma")
+DEVICE = Device.known("sm_90a")
+_DEVICE_ID = -1  # no GPU's: what is prepared for this one is cached beside theirs
+_PARAMS_ALIGNMENT = 64
+
+
+class DeviceArray(np.ndarray):
+    """A host array with what the package asks of CuPy's."""
+
+    device = SimpleNamespace(id=_DEVICE_ID)
+
+    @property
+    def data(self) -> Any:
+        """Its memory, as CuPy's pointer."""
+        start = self.ctypes.data
+        return SimpleNamespace(
+            ptr=start, memset_async=lambda value, size: ctypes.memset(start, value, size)
+        )
+
+
+class Launcher:
+    """In place of `cupyflash._cuda.launch.Launcher`: runs the kernel before it returns."""
+
+    def __init__(
+        self,
+        function: tuple[Any, str],
+        device_id: int,
+        parameters: np.ndarray,
+        varying: tuple[str, ...],
+        *,
+        threads: int,
+        shared_memory: int = 0,
+        moved: tuple[Any, ...] = (),
+    ) -> None:
+        assert not moved, "only wgmma's kernels have fields in two places"
+        self._library, self._name = function
+        self._parameters = parameters.reshape(1).copy().view(np.uint8)
+        self._threads, self._shared_memory = threads, shared_memory
+        self._offset, self._format = _varying_format(parameters.dtype, varying)
+
+    def __call__(self, blocks: int, *values: float) -> None:
+        if blocks == 0:
+            return
+        size = self._parameters.size
+        room = np.zeros(size + _PARAMS_ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % _PARAMS_ALIGNMENT
+        room[start : start + size] = self._parameters
+        struct.pack_into(self._format, room.data, start + self._offset, *values)
+        function = ctypes.cast(getattr(self._library, self._name), ctypes.c_void_p)
+        params = ctypes.c_void_p(room.ctypes.data + start)
+        launch = self._library.emulator_launch
+        launch.restype = ctypes.c_bool
+        finished = launch(function, blocks, self._threads, self._shared_memory, params)
+        assert finished, f"{self._name}: threads wait for ever; standard error says for what"
+
+
+def _load(stub: str, entries: Any, device_id: int = 0, plan: Any = None) -> Any:
+    """In place of `module.load`."""
+    library = build.library(stub)
+    return SimpleNamespace(get_function=lambda name, shared_memory=0: (library, name))
+
+
+def _address(array: Any) -> int:
+    return 0 if array is None else array.ctypes.data
+
+
+def _allocate(sizes: dict[str, tuple[int, str]]) -> dict[str, Any]:
+    """In place of `scratch.allocate`; all bits set, so that floats are NaN."""
+    arrays = {}
+    for name, (size, dtype) in sizes.items():
+        array = np.empty(size, dtype)
+        array.view(np.uint8)[...] = 0xFF
+        arrays[name] = array.view(DeviceArray)
+    return arrays
+
+
+def _select(
+    original: Callable[..., str],
+    problem: Any,
+    place: Any,
+    named: str | None,
+    direction: str = "forward",
+) -> str:
+    """In place of `_engines.select`: host arrays may ask for an emulated engine."""
+    if named not in ENGINES:
+        return original(problem, place, named, direction)
+    missing = lacks(named, problem, DEVICE)
+    if missing:
+        raise UnsupportedError(f"engine={named!r} lacks {', '.join(missing)}")
+    return engine_of(named, direction)
+
+
+def _run(function: Callable[..., None], problem: Any, operands: Any, *rest: Any) -> None:
+    """Call an engine's `function` as for device arrays."""
+    score_mod = operands.score_mod
+    if score_mod is not None:
+        problem = replace(problem, score_mod=ScoreSource.of(score_mod))
+    operands = replace(operands, query=operands.query.view(DeviceArray))
+    function(problem, operands, *map(_placed, rest))
+
+
+def _placed(argument: Any) -> Any:
+    """`argument`, its gradients of a score_mod's arrays on the emulated device."""
+    gradients = getattr(argument, "dscore_params", None)
+    if gradients is None:
+        return argument
+    placed = {name: _view(gradient) for name, gradient in gradients.items()}
+    return replace(argument, dscore_params=placed)
+
+
+def _view(array: Any) -> Any:
+    return None if array is None else array.view(DeviceArray)
+
+
+def _function(original: Callable[[str], Any], cuda: Callable[..., None], engine: str) -> Any:
+    """In place of `_engines.forward` and `_engines.backward`."""
+    return partial(_run, partial(cuda, engine)) if engine in ENGINES else original(engine)
+
+
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced: owner, name, by what."""
+    yield memory, "ON_HOST", {*memory.ON_HOST, *ENGINES}
+    yield _engines, "select", partial(_select, _engines.select)
+    yield _engines, "forward", partial(_function, _engines.forward, forward.forward)
+    yield _engines, "backward", partial(_function, _engines.backward, backward.backward)
+    yield _dispatch, "_engine_writes", lambda array, place: has_contiguous_last_axis(array)
+    for module in (forward, backward, score_gradients):
+        yield module, "Launcher", Launcher
+        yield module, "load", _load
+        yield module, "allocate", _allocate
+        yield module, "address", _address
+    yield arguments, "address", _address
+    for module in (forward, backward):
+        yield module, "describe", lambda device_id: DEVICE
+
+
+@contextmanager
+def emulated() -> Iterator[None]:
+    """Let ``engine="simt"`` and ``engine="mma"`` serve host arrays in this context."""
+    with ExitStack() as stack:
+        for owner, name, by in list(_replacements()):
+            stack.enter_context(mock.patch.object(owner, name, by))
+        yield
