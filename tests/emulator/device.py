@@ -18,7 +18,7 @@ from cupyflash import UnsupportedError, _dispatch, _engines
 from cupyflash._arrays import has_contiguous_last_axis
 from cupyflash._cuda import arguments, backward, forward, score_gradients
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import engine_of, lacks
+from cupyflash._cuda.engines import PLANNERS, engine_of, lacks
 from cupyflash._cuda.launch import _varying_format
 from cupyflash._cuda.score_source import ScoreSource
 from tests import memory
@@ -116,6 +116,16 @@ def _select(
     return engine_of(named, direction)
 
 
+def _choose_tiling(
+    original: Callable[..., Any], problem: Any, place: Any, named: str | None, tiling: Any
+) -> Any:
+    """In place of `_engines.choose_tiling`."""
+    if named not in ENGINES:
+        return original(problem, place, named, tiling)
+    planned = PLANNERS[_engines.select(problem, place, named)].plan_forward(problem, DEVICE, tiling)
+    return replace(planned.tiling, origin="given" if tiling else "table")
+
+
 def _run(function: Callable[..., None], problem: Any, operands: Any, *rest: Any) -> None:
     """Call an engine's `function` as for device arrays."""
     score_mod = operands.score_mod
@@ -147,9 +157,11 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """What is replaced: owner, name, by what."""
     yield memory, "ON_HOST", {*memory.ON_HOST, *ENGINES}
     yield _engines, "select", partial(_select, _engines.select)
+    yield _engines, "choose_tiling", partial(_choose_tiling, _engines.choose_tiling)
     yield _engines, "forward", partial(_function, _engines.forward, forward.forward)
     yield _engines, "backward", partial(_function, _engines.backward, backward.backward)
     yield _dispatch, "_engine_writes", lambda array, place: has_contiguous_last_axis(array)
+    yield _dispatch, "keep", lambda *arrays: None  # nothing is captured
     for module in (forward, backward, score_gradients):
         yield module, "Launcher", Launcher
         yield module, "load", _load
