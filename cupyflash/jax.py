@@ -146,7 +146,8 @@ def _seed_words(seed: Any, dropout_p: Any) -> Array | None:
             f"seed must be an int or an integer scalar array, got shape {seed.shape}, "
             f"dtype {seed.dtype}; jax.random.bits(key) makes one of a key"
         )
-    return jnp.stack([seed.astype("uint32"), jnp.uint32(0)])
+    high = seed >> 32 if seed.dtype.itemsize == 8 else 0
+    return jnp.stack([seed.astype("uint32"), jnp.asarray(high).astype("uint32")])
 
 
 # --- the rule of differentiation ----------------------------------------------------------------

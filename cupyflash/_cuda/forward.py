@@ -22,6 +22,7 @@ from cupyflash._cuda.arguments import (
 from cupyflash._cuda.device import describe
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.forward_wgmma import wgmma_arguments
+from cupyflash._cuda.kernel import VECTOR_BYTES
 from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
@@ -158,11 +159,15 @@ def _prepare(
     engine: str, problem: Problem, device_id: int, tiling: Tile | None, layout: ForwardLayout
 ) -> Prepared:
     device = describe(device_id)
-    if engine == "wgmma" and not can_read(problem, layout[:3], layout.load_alignment):
-        engine, tiling = "mma", None
+    loads, stores = layout.vector_bytes
+    if engine == "wgmma":
+        if can_read(problem, layout[:3], layout.load_alignment):
+            loads = VECTOR_BYTES  # strides of axes of length 1 are never taken
+        else:
+            engine, tiling = "mma", None
     tiling = tiling or tuned.find(engine, "forward", problem, device)
     plan = PLANNERS[engine].plan_forward(
-        problem, device, tiling, *layout.vector_bytes, layout.optional.bias_bytes
+        problem, device, tiling, loads, stores, layout.optional.bias_bytes
     )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ def wgmma_arguments(
     params["exponent_factor"] = scale * _LOG2_E
     if config.window:
         tile = config.block_m, config.block_n
-        params["order"] = address(_order(problem, *tile, plan.launch.blocks, device_id))
+        alike = replace(problem, softmax_scale=1.0, softcap=None, extras=frozenset())
+        params["order"] = address(_order(alike, *tile, plan.launch.blocks, device_id))
 
     dims = problem.head_dim, problem.head_dim, problem.head_dim_v
     heads = problem.num_heads, problem.num_heads_kv, problem.num_heads_kv

@@ -17,6 +17,7 @@ __all__ = [
     "entry_point",
     "kernel_launch",
     "row_tiles",
+    "scale_can_wait",
     "stub",
     "tile_map_of",
 ]
@@ -25,6 +26,7 @@ VECTOR_BYTES = 16  # the widest access
 _MAP_THREADS = 256
 _MAX_BLOCKS = 2**31 - 1
 _MAX_SEQLEN = 2**30 - 1  # so that an index plus a window bound stays an int
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-100, 2.0**100
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ def check_lengths(problem: Problem) -> None:
     longest = max(problem.seqlen_q, problem.seqlen_k)
     if longest > _MAX_SEQLEN:
         raise UnsupportedError(f"sequence length {longest} is above {_MAX_SEQLEN}")
+
+
+def scale_can_wait(problem: Problem) -> bool:
+    """Whether the exponent can take care of softmax_scale: -inf and 0 times it must stay so."""
+    return _SMALLEST_FACTOR < problem.softmax_scale < _LARGEST_FACTOR
 
 
 def row_tiles(problem: Problem, rows: int, block: int) -> int:

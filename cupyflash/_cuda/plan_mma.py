@@ -28,6 +28,7 @@ from cupyflash._cuda.kernel import (
     entry_point,
     kernel_launch,
     row_tiles,
+    scale_can_wait,
     stub,
     tile_map_of,
 )
@@ -376,7 +377,7 @@ def _raw_scores(problem: Problem) -> bool:
     if problem.softcap is not None or problem.extras & {"bias", "score_mod"}:
         return False
     least = _LEAST_DIVISOR if "alibi_slopes" in problem.extras else 0.0
-    return problem.softmax_scale > least
+    return scale_can_wait(problem) and problem.softmax_scale > least
 
 
 # The stub.

@@ -23,6 +23,7 @@ from cupyflash._cuda.kernel import (
     entry_point,
     kernel_launch,
     row_tiles,
+    scale_can_wait,
     stub,
 )
 from cupyflash._cuda.params import size_assertion
@@ -136,7 +137,7 @@ def plan_forward(
         stages=tile.stages,
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim_v),
         query_in_registers=tile.query_in_registers,
-        raw_scores=problem.softcap is None and problem.softmax_scale > 0,
+        raw_scores=problem.softcap is None and scale_can_wait(problem),
         window=problem.window_left is not None or problem.window_right is not None,
         softcap=problem.softcap is not None,
         sinks="sinks" in problem.extras,

@@ -164,6 +164,12 @@ def test_what_the_copy_engine_reads() -> None:
     assert can_read(one, ((0, -8, 128, 2), (3, 128, 7, 2), (0, 128, 0, 2)), 16)
 
 
+@pytest.mark.parametrize("scale", [1e-50, 1e38, 0.0, -1.0])
+def test_scales_beyond_the_exponents_range_are_applied_to_scores(scale: float) -> None:
+    assert not plan_forward(problem_of(softmax_scale=scale), HOPPER).config.raw_scores
+    assert plan_forward(problem_of(softmax_scale=0.1), HOPPER).config.raw_scores
+
+
 @pytest.mark.parametrize("empty", [{"batch": 0}, {"seqlen_q": 0}, {"seqlen_k": 0}])
 def test_empty_arrays_are_left_to_mma(empty: dict[str, int]) -> None:
     key = bytes_of(2, 500, 2, 64)
@@ -297,3 +303,14 @@ def test_what_the_copy_engine_cannot_read_is_launched_on_mma(
     handed = prepare(problem_of(), (0, 128, 64, 2))
     assert handed.settings["moved"] == []
     assert handed.params.dtype == FORWARD_PARAMS
+
+
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_strides_of_single_rows_and_heads_do_not_matter(
+    prepare: Callable[..., Handed], head_dim: int
+) -> None:
+    one = problem_of(
+        head_dim, head_dim, batch=1, seqlen_q=1, seqlen_k=1, num_heads=1, num_heads_kv=1
+    )
+    handed = prepare(one, (2 * head_dim + 6, 7, 3, 2))
+    assert len(handed.settings["moved"]) == 3
