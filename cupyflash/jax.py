@@ -137,6 +137,8 @@ def _seed_words(seed: Any, dropout_p: Any) -> Array | None:
                 "jax.random.bits(key)"
             )
         return None
+    if isinstance(seed, np.ndarray) and seed.ndim == 0:
+        seed = seed[()]  # JAX would cut it to 32 bits
     if isinstance(seed, (int, np.integer)):
         number = _options.seed(seed, needed=True)
         return np.array([number], "<u8").view("<u4")

@@ -214,12 +214,18 @@ def test_dropout_is_the_cores(mode):
     assert np.any(np.asarray(other) != np.asarray(got))
 
 
-def test_wide_int_seed(rng):
+@pytest.mark.parametrize("kind", [int, np.uint64, lambda seed: np.array(seed, np.uint64), "jax"])
+def test_wide_seed(rng, kind):
     arrays = inputs(rng)
     seed = 2**63 + 2**32 * 5 + 7
     given = map(jnp.asarray, arrays)
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     try:
-        got = flash_attention(*given, dropout_p=0.4, seed=seed)
+        if kind == "jax":
+            with enable_x64(True):
+                got = flash_attention(*given, dropout_p=0.4, seed=jnp.uint64(seed))
+        else:
+            got = flash_attention(*given, dropout_p=0.4, seed=kind(seed))
     except cupyflash.UnsupportedError:
         pytest.skip("not on this GPU engine")
     want = cupyflash.flash_attention(*arrays, dropout_p=0.4, seed=seed)
