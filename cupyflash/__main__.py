@@ -83,6 +83,7 @@ def _known_gpu(arch: str) -> device.Device:
 
 def info() -> None:
     """Print what a bug report needs; never fails, whatever the machine lacks."""
+    kernels = _count(len(cache.entries()), "kernel")
     rows = {
         "cupyflash": cupyflash.__version__,
         "Python": f"{sys.version.split()[0]} on {sys.platform}",
@@ -92,8 +93,8 @@ def info() -> None:
         "NVRTC": _nvrtc(),
         "device": _device(),
         "engines": ", ".join(_usable_engines()),
-        "cache": f"{cache.path()}: {_count(len(cache.entries()))}, {cache.size() / 1e6:.1f} MB",
-        "tuned": f"{_tilings(len(tuned.entries()))}, by python -m cupyflash bench --tune",
+        "cache": f"{cache.path()}: {kernels}, {cache.size() / 1e6:.1f} MB",
+        "tuned": f"{_count(len(tuned.entries()), 'tiling')}, by python -m cupyflash bench --tune",
     }
     for name, value in rows.items():
         print(f"{name:<11} {value}")
@@ -135,12 +136,8 @@ def _usable_engines() -> list[str]:
     return ["numpy", *(name for name in PLANNERS if runs_on(name, gpu))]
 
 
-def _count(kernels: int) -> str:
-    return f"{kernels} kernel" + ("" if kernels == 1 else "s")
-
-
-def _tilings(number: int) -> str:
-    return f"{number} tiling" + ("" if number == 1 else "s")
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def demo(device: str | None) -> None:
@@ -166,7 +163,7 @@ def warmup(gpu: device.Device | None, dtypes: list[str], head_dims: list[int]) -
             sys.exit(f"cupyflash: nothing is kept, as {cache.path()} cannot be written")
     compiled, seconds = len(cache.entries()) - before, time.perf_counter() - start
     print(
-        f"compiled {_count(compiled)} for {gpu.arch} in {seconds:.1f} s, "
+        f"compiled {_count(compiled, 'kernel')} for {gpu.arch} in {seconds:.1f} s, "
         f"{len(plans) - compiled} of {len(plans)} were there: {cache.path()}"
     )
 
@@ -181,7 +178,7 @@ def clear_cache() -> None:
     """Delete the compiled kernels and what tuning remembers, and say how much that was."""
     size, tilings = cache.size(), len(tuned.entries())
     count = cache.clear()
-    removed = f"{_count(count)}, {_tilings(tilings)}, {size / 1e6:.1f} MB"
+    removed = f"{_count(count, 'kernel')}, {_count(tilings, 'tiling')}, {size / 1e6:.1f} MB"
     print(f"removed {removed}, from {cache.path()}")
 
 

@@ -27,6 +27,9 @@ from cupyflash.jax import flash_attention
 
 B, SQ, SK, H, HK, D, DV = 2, 21, 33, 4, 2, 16, 8
 
+# Older versions have it elsewhere.
+enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+
 
 @pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=ON_GPU)])
 def device(request: Any) -> Any:
@@ -129,8 +132,6 @@ def test_half_precision(rng, mode, dtype):
 
 
 def test_double_precision_by_finite_differences(rng, mode):
-    # Older versions have it elsewhere.
-    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     with enable_x64(True):
         arrays = [jnp.asarray(x, "float64") for x in inputs(rng)]
         attend = partial(flash_attention, causal=True, return_lse=True)
@@ -219,7 +220,6 @@ def test_wide_seed(rng, kind):
     arrays = inputs(rng)
     seed = 2**63 + 2**32 * 5 + 7
     given = map(jnp.asarray, arrays)
-    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     try:
         if kind == "jax":
             with enable_x64(True):
