@@ -188,18 +188,18 @@ def compare(
     dtype = yardstick or arguments["q"].dtype
     dense = expected(dtype=dtype, on=on, **arguments)
     wide = dense if dtype.itemsize >= 4 else expected(dtype=np.float32, on=on, **arguments)
-    noise = _noise(exact, arguments)
+    room = noise(exact, arguments)
     for name in ("row_max", "row_sum", "lse"):
         values = (getattr(x, name) for x in (result, exact, wide))
-        assert_close(*values, 2, name, noise.get(name, 0.0))
-    assert_close(result.out, exact.out, dense.out, 2, "out", noise["out"])
+        assert_close(*values, 2, name, room.get(name, 0.0))
+    assert_close(result.out, exact.out, dense.out, 2, "out", room["out"])
     for name in ("dq", "dk", "dv", "dbias", "dsinks"):
         if getattr(result, name) is not None:
             values = (getattr(x, name) for x in (result, exact, dense))
-            assert_close(*values, 3, name, noise[name])
+            assert_close(*values, 3, name, room[name])
 
 
-def _noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float]:
+def noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float]:
     """Rounding error of what is summed, where its parts are larger than the sum."""
     q, k = arguments["q"], arguments["k"]
     scale = abs(arguments.get("softmax_scale") or q.shape[-1] ** -0.5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.frameworks.conftest import ON_GPU
+from tests.harness import noise
 from tests.memory import to_host
 from tests.reference import attention_varlen
 from tests.tolerance import assert_close
@@ -31,6 +32,7 @@ from cupyflash.thinc import FlashAttention, MultiHeadAttention, TransformerEncod
 LENGTHS = [5, 0, 17, 1]
 BOUNDS = np.cumsum([0, *LENGTHS], dtype=np.int32)
 HEADS, HEADS_KV, DIM = 4, 2, 8
+GRADS = "dq", "dk", "dv"
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=ON_GPU)])
@@ -65,18 +67,26 @@ def test_layer_is_the_dense_formula(ops, rng, options, rotary):
     out, backprop = layer.begin_update(ragged(ops, data.reshape(len(data), -1)))
     grad = backprop(ragged(ops, dout.reshape(len(dout), -1)))
 
-    def dense(dtype: Any) -> tuple[Any, Any]:
-        q, k, v = np.split(data.astype(np.float64), [HEADS, HEADS + HEADS_KV], axis=1)
-        if rotary:
-            q, k = turned(q), turned(k)
-        q, k, v, grad_out = (x.astype(dtype) for x in (q, k, v, dout))
-        result = attention_varlen(q, k, v, BOUNDS, BOUNDS, dout=grad_out, dtype=dtype, **options)
-        dq, dk = (turned(x, back=True) if rotary else x for x in (result.dq, result.dk))
-        return result.out, np.concatenate([dq, dk, result.dv], axis=1).astype(dtype)
+    q, k, v = np.split(data.astype(np.float64), [HEADS, HEADS + HEADS_KV], axis=1)
+    if rotary:
+        q, k = turned(q), turned(k)
+
+    def dense(dtype: Any) -> Any:
+        *arrays, grad_out = (x.astype(dtype) for x in (q, k, v, dout))
+        result = attention_varlen(*arrays, BOUNDS, BOUNDS, dout=grad_out, dtype=dtype, **options)
+        if not rotary:
+            return result
+        dq, dk = (turned(x, back=True).astype(dtype) for x in (result.dq, result.dk))
+        return result._replace(dq=dq, dk=dk)
 
     right, naive = dense(np.float64), dense(np.float32)
-    assert_close(to_host(out.data).reshape(dout.shape), right[0], naive[0])
-    assert_close(to_host(grad.data).reshape(data.shape), right[1], naive[1], factor=3, name="grad")
+    # The backward takes D from the rounded output, which costs more where P * (dP - D) cancels.
+    room = noise(right, {"q": q.astype(np.float32), "k": k.astype(np.float32)})
+    got = np.split(to_host(grad.data).reshape(data.shape), [HEADS, HEADS + HEADS_KV], axis=1)
+    got = {"out": to_host(out.data).reshape(dout.shape)} | dict(zip(GRADS, got, strict=True))
+    for name, array in got.items():
+        values = array, getattr(right, name), getattr(naive, name)
+        assert_close(*values, 3 if name in GRADS else 2, name, room[name])
     np.testing.assert_array_equal(to_host(grad.lengths), LENGTHS)
 
 
