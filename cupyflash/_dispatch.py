@@ -19,7 +19,7 @@ Array = Any
 def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | None]:
     """Return ``(out, row_max, row_sum)`` in the caller's axes; no statistics unless `save`."""
     problem, operands, layout = call.problem, call.operands, call.layout
-    engine = _engines.select(problem, call.place, call.options.engine)
+    engine = _engines.select(problem, call.place, call.options.engine, operands=operands)
     xp = call.place.namespace
     *lead, _ = operands.query.shape
     statistics_shape = _statistics_shape(call)

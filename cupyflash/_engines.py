@@ -8,16 +8,24 @@ from functools import partial
 
 from cupyflash._arrays import Place
 from cupyflash._cuda.device import describe, require_cupy
-from cupyflash._problem import Problem
+from cupyflash._problem import Operands, Problem
 from cupyflash.errors import EngineNeedsDeviceError, NoDeviceError, UnsupportedError
 from cupyflash.tiling import Tiling
 
 
-def select(problem: Problem, place: Place, named: str | None, direction: str = "forward") -> str:
+def select(
+    problem: Problem,
+    place: Place,
+    named: str | None,
+    direction: str = "forward",
+    operands: Operands | None = None,
+) -> str:
     """Return the name of the engine that serves `problem` at `place`.
 
     Parameters
     ----------
+    operands : Operands, optional
+        The arrays of the call, where they are known: not every engine reads all strides.
     direction : "forward" or "backward"
         Not every engine has a backward: another one then takes over.
 
@@ -39,7 +47,7 @@ def select(problem: Problem, place: Place, named: str | None, direction: str = "
 
     reasons = []
     for engine in PLANNERS if named is None else (named,):
-        missing = lacks(engine, problem, describe(place.device_id))
+        missing = lacks(engine, problem, describe(place.device_id), operands)
         if not missing:
             return engine_of(engine, direction)
         reasons.append(f"engine={engine!r} lacks {', '.join(missing)}")
@@ -62,10 +70,14 @@ def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
 
 
 def choose_tiling(
-    problem: Problem, place: Place, named: str | None, tiling: Tiling | None
+    problem: Problem,
+    place: Place,
+    named: str | None,
+    tiling: Tiling | None,
+    operands: Operands | None = None,
 ) -> Tiling:
-    """Return the tiling with which `problem` would run at `place`; errors as in `select`."""
-    engine = select(problem, place, named)
+    """Return the tiling with which `problem` would run at `place`; see `select`."""
+    engine = select(problem, place, named, operands=operands)
     if place.device_id is None:
         from cupyflash._numpy.tiles import default_tiling
 

@@ -48,6 +48,11 @@ class Problem:
     score_mod: ScoreSource | None = None  # on a GPU: what is compiled
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there are no scores at all."""
+        return 0 in (self.batch, self.seqlen_q, self.seqlen_k)
+
+    @property
     def group_size(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_heads // self.num_heads_kv

@@ -35,7 +35,7 @@ class Recipe:
         self._shape, self._dtype = out.shape, out.dtype
         # A plain call is one launch.
         ((self._launcher, self._blocks),) = prepare(
-            select(call.problem, call.place, call.options.engine),
+            select(call.problem, call.place, call.options.engine, operands=call.operands),
             call.problem,
             call.operands,
             call.options.tiling,

@@ -372,7 +372,9 @@ def choose_tiling(
     )  # fmt: skip
     call = _validate.bind(q, k, v, options, out=out)
     place = call.place if device is None else Place(_options.integer(device, "device"))
-    return _engines.choose_tiling(call.problem, place, call.options.engine, call.options.tiling)
+    return _engines.choose_tiling(
+        call.problem, place, call.options.engine, call.options.tiling, call.operands
+    )
 
 
 def _saved_forward(call: _validate.Call) -> tuple[Array, SavedState]:

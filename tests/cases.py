@@ -100,8 +100,9 @@ EXCLUSIVE = [{"causal", "top_left"}, {"varlen", "block_mask"}]
 PAIRS = [pair for pair in combinations(FEATURES, 2) if set(pair) not in EXCLUSIVE]
 
 # What each engine serves. A call outside its row must raise UnsupportedError, and only such calls
-# are skipped: support cannot vanish unseen. dtypes, strides, empty shapes, 3-D input, both layouts,
-# any head_dim and softmax_scale are never optional.
+# are skipped: support cannot vanish unseen. dtypes, strides (but for wgmma's copy engine, see
+# harness.named), empty shapes, 3-D input, both layouts, any head_dim and softmax_scale are never
+# optional.
 SUPPORTED: dict[str, frozenset[str]] = {
     "numpy": frozenset(FEATURES),
     "simt": frozenset(FEATURES),

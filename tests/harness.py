@@ -78,7 +78,7 @@ def call(
     require(engine, *features_of(q, k, layout, dlse, cu_seqlens, options))
     arrays = [to_engine(engine, x) for x in (q, k, v)]
     placed = {name: to_engine(engine, value) for name, value in options.items()}
-    placed |= {"layout": layout, "engine": engine}
+    placed |= {"layout": layout, "engine": named(engine, arrays, placed | {"layout": layout})}
     with poisoned(engine):
         if cu_seqlens is None:
             out, saved = cupyflash.flash_attention_forward(*arrays, **placed)
@@ -311,8 +311,20 @@ def same_bits(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-# The copy engine of wgmma reads no unaligned, broadcast or reversed arrays: mma takes over.
+# The copy engine of wgmma reads no unaligned, broadcast or reversed arrays: mma takes over, unless
+# wgmma was named.
 DEPUTIES = {"wgmma": ("mma",)}
+
+
+def named(engine: str, arrays: Any, options: dict[str, Any]) -> str | None:
+    """`engine`, or None where it cannot read the arrays and leaves them to its deputy."""
+    if engine in DEPUTIES:
+        try:
+            cupyflash.choose_tiling(*arrays, **options, engine=engine)
+        except cupyflash.UnsupportedError as error:
+            if "copy engine" in str(error):
+                return None
+    return engine
 
 
 def assert_bits(engine: str, got: dict[str, Array], **arguments: Any) -> None:

@@ -123,7 +123,7 @@ def strict_device() -> Iterator[None]:
         out, saved = host_attention(*map(on_host, arrays), **options)
         return DeviceArray(out), SimpleNamespace(lse=DeviceArray(saved.lse))
 
-    def select(problem: Any, place: Any, *args: Any) -> str:
+    def select(problem: Any, place: Any, *args: Any, **kwargs: Any) -> str:
         return "numpy" if place == _arrays.HOST else "simt"
 
     with (

@@ -26,7 +26,7 @@ from cupyflash._cuda.kernel import VECTOR_BYTES
 from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
-from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, can_read
+from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
 from cupyflash._cuda.score_check import check_once
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
@@ -161,9 +161,9 @@ def _prepare(
     device = describe(device_id)
     loads, stores = layout.vector_bytes
     if engine == "wgmma":
-        if can_read(problem, layout[:3], layout.load_alignment):
-            loads = VECTOR_BYTES  # strides of axes of length 1 are never taken
-        else:
+        loads = VECTOR_BYTES  # as `unreadable` has seen; strides of axes of length 1 are not taken
+        if problem.is_empty:  # arrays that the copy engine has no description of: mma writes zeros
+            PLANNERS[engine].plan_forward(problem, device, tiling)
             engine, tiling = "mma", None
     tiling = tiling or tuned.find(engine, "forward", problem, device)
     plan = PLANNERS[engine].plan_forward(

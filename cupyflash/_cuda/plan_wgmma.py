@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from cupyflash._cuda import tensor_map
-from cupyflash._cuda.arguments import Strides
 from cupyflash._cuda.config import constant
 from cupyflash._cuda.config_wgmma import WGMMA_FORWARD_PARAMS, WgmmaForwardConfig
 from cupyflash._cuda.device import Device
@@ -29,7 +28,7 @@ from cupyflash._cuda.kernel import (
 from cupyflash._cuda.params import size_assertion
 from cupyflash._cuda.plan_mma import plan_backward
 from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile, bucket, bucket_v
-from cupyflash._problem import Problem
+from cupyflash._problem import Array, Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
@@ -39,9 +38,9 @@ __all__ = [
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
     "WgmmaForwardPlan",
-    "can_read",
     "plan_backward",
     "plan_forward",
+    "unreadable",
 ]
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
@@ -101,7 +100,7 @@ def plan_forward(
     tiling : Tiling or WgmmaTile, optional
         Default: from the tile table.
     vector_bytes : int, default 16
-        A power of two that divides all addresses and strides of the inputs: 16, see `can_read`.
+        A power of two that divides all addresses and strides of the inputs: 16, see `unreadable`.
     store_bytes : int, default 16
         One that divides those of the output.
     bias_bytes : int
@@ -154,29 +153,30 @@ def plan_forward(
     return WgmmaForwardPlan("wgmma", shown, config, launch)
 
 
-def can_read(
-    problem: Problem, arrays: tuple[Strides, Strides, Strides], address_alignment: int
-) -> bool:
-    """Return whether the copy engine can read query, key and value; if not, mma serves the call.
+def unreadable(problem: Problem, operands: Operands) -> str | None:
+    """Return what the copy engine would have to support to read q, k and v; None: it reads them."""
+    if problem.is_empty:
+        return None  # nothing is read
+    for name, array in (("q", operands.query), ("k", operands.key), ("v", operands.value)):
+        reason = _unreadable(array)
+        if reason is not None:
+            return f"support for {name}'s {reason} (engine=None takes another one)"
+    return None
 
-    Parameters
-    ----------
-    arrays : tuple of strides
-        In bytes, of ``(b, s, h, d)``.
-    address_alignment : int
-        A power of two that divides their addresses.
-    """
-    lengths = [
-        (problem.batch, problem.seqlen_q, problem.num_heads),
-        *[(problem.batch, problem.seqlen_k, problem.num_heads_kv)] * 2,
-    ]
-    if address_alignment < VECTOR_BYTES or any(0 in shape for shape in lengths):
-        return False
-    return all(
-        length == 1 or (0 < stride <= tensor_map.MAX_STRIDE and stride % VECTOR_BYTES == 0)
-        for shape, strides in zip(lengths, arrays, strict=True)
-        for length, stride in zip(shape, strides, strict=False)
-    )
+
+def _unreadable(array: Array) -> str | None:
+    address = getattr(array.data, "ptr", 0)  # a host array will be copied to an aligned one
+    if address % VECTOR_BYTES:
+        return f"address {address:#x}: its copy engine reads multiples of {VECTOR_BYTES}"
+    names = ("batch", "seqlen", "heads")[1 - array.ndim :]
+    for axis, length, stride in zip(names, array.shape, array.strides, strict=False):
+        legal = 0 < stride <= tensor_map.MAX_STRIDE and stride % VECTOR_BYTES == 0
+        if length > 1 and not legal:
+            return (
+                f"{axis} axis, whose stride is {stride} bytes: its copy engine reads positive"
+                f" multiples of {VECTOR_BYTES} below 2**40"
+            )
+    return None
 
 
 def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:

@@ -41,10 +41,12 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: Any) -> Iterator[Any]:
-    """Skip a test whose dtype is outside the table of the engine under test."""
+    """Skip a test whose dtype, or whose arrays' strides, the engine under test does not serve."""
     try:
         return (yield)
     except UnsupportedError as error:
+        if "its copy engine reads" in str(error):
+            pytest.skip("wgmma, named by hand, does not read such arrays")
         served = ENGINE_DTYPES[pyfuncitem.funcargs["engine"]]
         outside = [dtype for dtype in DTYPES if dtype not in served and dtype in str(error)]
         if not outside:

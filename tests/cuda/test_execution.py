@@ -9,7 +9,7 @@ import pytest
 
 import cupyflash
 from tests.cases import FEATURES, SUPPORTED, Shape
-from tests.harness import DEPUTIES, call, draw, require, same_bits
+from tests.harness import DEPUTIES, call, draw, named, require, same_bits
 from tests.memory import to_engine, to_host
 from tests.tolerance import assert_close
 
@@ -53,7 +53,7 @@ def test_repeated_calls_take_new_pointers_streams_and_alignments(engine, rng):
 
     def run(arrays):
         q, k, v = (arrays[name] for name in "qkv")
-        return cupyflash.flash_attention(q, k, v, engine=engine)
+        return cupyflash.flash_attention(q, k, v, engine=named(engine, (q, k, v), {}))
 
     # Unaligned arrays may be left to another engine.
     deputies = [

@@ -106,23 +106,30 @@ def _select(
     place: Any,
     named: str | None,
     direction: str = "forward",
+    operands: Any = None,
 ) -> str:
     """In place of `_engines.select`: host arrays may ask for an emulated engine."""
     if named not in ENGINES:
-        return original(problem, place, named, direction)
-    missing = lacks(named, problem, DEVICE)
+        return original(problem, place, named, direction, operands)
+    missing = lacks(named, problem, DEVICE, operands)
     if missing:
         raise UnsupportedError(f"engine={named!r} lacks {', '.join(missing)}")
     return engine_of(named, direction)
 
 
 def _choose_tiling(
-    original: Callable[..., Any], problem: Any, place: Any, named: str | None, tiling: Any
+    original: Callable[..., Any],
+    problem: Any,
+    place: Any,
+    named: str | None,
+    tiling: Any,
+    operands: Any = None,
 ) -> Any:
     """In place of `_engines.choose_tiling`."""
     if named not in ENGINES:
-        return original(problem, place, named, tiling)
-    planned = PLANNERS[_engines.select(problem, place, named)].plan_forward(problem, DEVICE, tiling)
+        return original(problem, place, named, tiling, operands)
+    engine = _engines.select(problem, place, named, operands=operands)
+    planned = PLANNERS[engine].plan_forward(problem, DEVICE, tiling)
     return replace(planned.tiling, origin="given" if tiling else "table")
 
 

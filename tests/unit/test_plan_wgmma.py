@@ -15,7 +15,7 @@ from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, engine_of, lacks, runs_on
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.params import FORWARD_PARAMS
-from cupyflash._cuda.plan_wgmma import can_read, plan_forward
+from cupyflash._cuda.plan_wgmma import plan_forward
 from cupyflash._cuda.tile_order import key_tiles, seen_keys, tile_order
 from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile
 from cupyflash._problem import Operands, Problem
@@ -150,30 +150,10 @@ def bytes_of(*shape: int) -> tuple[int, ...]:
     return np.empty(shape, np.float16).strides
 
 
-def test_what_the_copy_engine_reads() -> None:
-    query, key = bytes_of(2, 300, 4, 64), bytes_of(2, 500, 2, 64)
-    assert can_read(problem_of(), (query, key, key), 16)
-    assert not can_read(problem_of(), (query, key, key), 8)
-    odd = bytes_of(2, 500, 2, 60)
-    assert not can_read(problem_of(), (query, odd, key), 16)
-    for axis in range(3):
-        for wrong in (0, -key[axis], 2**41):
-            strides = (*key[:axis], wrong, *key[axis + 1 :])
-            assert not can_read(problem_of(), (query, key, strides), 16)
-    one = problem_of(batch=1, seqlen_q=1, num_heads_kv=1)
-    assert can_read(one, ((0, -8, 128, 2), (3, 128, 7, 2), (0, 128, 0, 2)), 16)
-
-
 @pytest.mark.parametrize("scale", [1e-50, 1e38, 0.0, -1.0])
 def test_scales_beyond_the_exponents_range_are_applied_to_scores(scale: float) -> None:
     assert not plan_forward(problem_of(softmax_scale=scale), HOPPER).config.raw_scores
     assert plan_forward(problem_of(softmax_scale=0.1), HOPPER).config.raw_scores
-
-
-@pytest.mark.parametrize("empty", [{"batch": 0}, {"seqlen_q": 0}, {"seqlen_k": 0}])
-def test_empty_arrays_are_left_to_mma(empty: dict[str, int]) -> None:
-    key = bytes_of(2, 500, 2, 64)
-    assert not can_read(problem_of(**empty), (bytes_of(2, 300, 4, 64), key, key), 16)
 
 
 # --- which key tiles, and in which order --------------------------------------------------------
@@ -295,14 +275,6 @@ def test_a_launch_is_given_maps_that_move_with_the_pointers(
 def test_a_full_call_has_no_order(prepare: Callable[..., Handed]) -> None:
     handed = prepare(problem_of())
     assert handed.params["first_key"] == 0 and handed.params["order"] == 0
-
-
-def test_what_the_copy_engine_cannot_read_is_launched_on_mma(
-    prepare: Callable[..., Handed],
-) -> None:
-    handed = prepare(problem_of(), (0, 128, 64, 2))
-    assert handed.settings["moved"] == []
-    assert handed.params.dtype == FORWARD_PARAMS
 
 
 @pytest.mark.parametrize("head_dim", [20, 64])
