@@ -65,6 +65,7 @@ __device__ void key_gradient_simt(const BackwardParams& params) {
                                    tile.first_row / config.block_n)},
         grad_key, grad_value);
   }
+  Shape::wait_for_copies();
   Shape::store(key_rows<Output>(params.grad_key, params.grad_key_strides, sequence, tile.head, dim),
                tile.first_row, sequence.seqlen_k, grad_key, T(attention.softmax_scale));
   Shape::store(

@@ -75,6 +75,7 @@ struct QueryGradientMainloop {
         use(gradients);
       }
     }
+    Shape::wait_for_copies();
   }
 
  private:

@@ -39,8 +39,13 @@ struct BackwardShape {
                                                                       valid);
   }
 
-  __device__ static void wait_for_loads() {
+  /// Of this thread's copies: also before it ends, as a block without tiles to compute loads too.
+  __device__ static void wait_for_copies() {
     if constexpr (config.async_copy) copy_async_wait();
+  }
+
+  __device__ static void wait_for_loads() {
+    wait_for_copies();
     __syncthreads();
   }
 

@@ -103,6 +103,7 @@ struct ForwardMainloop {
             state.sums, correction, storage.probabilities, lane_row(), storage.value, unused);
       }
     }
+    if constexpr (config.async_copy) copy_async_wait();  // of a block that sees no key tile
     state.softmax.finish();
   }
 

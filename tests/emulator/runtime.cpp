@@ -87,8 +87,20 @@ Fiber& self() { return fibers[thread.x]; }
 
 void let_others_run() { emulator_switch(&self().stack_pointer, scheduler_stack_pointer); }
 
+/// A block's shared memory is another's once it has ended: copies must have landed by then.
+void require_landed(const Fiber& fiber) {
+  bool pending = !fiber.copies.empty();
+  for (const auto& group : fiber.groups) {
+    pending = pending || !group.empty();
+  }
+  if (pending) {
+    fail("a thread ends before its cp.async has landed, (block, thread)", block.x, thread.x);
+  }
+}
+
 void run_kernel() {
   kernel(kernel_params);
+  require_landed(self());
   self().finished = true;
   progress = true;
   let_others_run();

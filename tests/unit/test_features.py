@@ -172,6 +172,15 @@ def test_rows_that_see_no_key(engine, rng):
     assert not result.row_sum[blind].any()
 
 
+@pytest.mark.parametrize(("seqlens", "causal"), [((200, 20), True), ((20, 200), "top-left")])
+def test_tiles_that_nothing_meets(engine, rng, seqlens, causal):
+    """Thread blocks of queries that see no key, and of keys that no query sees, have no work."""
+    arguments = draw(rng, Shape(1, *seqlens, 2, 2, 32, 32), usual_dtype(engine))
+    result, _ = check(engine, causal=causal, **arguments)
+    assert not result.out[:, :-20].any() and not result.dq[:, :-20].any()
+    assert not result.dk[:, 20:].any() and not result.dv[:, 20:].any()
+
+
 def test_rows_that_see_only_the_sink(engine, rng):
     arguments = draw(rng, Shape(seqlen_q=60, seqlen_k=20), usual_dtype(engine), ["causal", "sinks"])
     result, _ = check(engine, dlse=rng.normal(size=(2, 4, 60)).astype(np.float32), **arguments)
