@@ -41,9 +41,16 @@ def library(stub: str) -> ctypes.CDLL:
     source = re.sub(r"const __grid_constant__ (\w+) params", r"const \1& params", stub)
     headers = "".join(include_closure(stub).values())
     folders = ["-include", "builtins.h", "-I", str(HERE), "-I", str(kernels_root())]
-    linked = _compiled(_text("runtime.cpp"), ["-O2", "-c", "-I", str(HERE)], ".o")
     arguments = [*KERNEL_FLAGS, *folders]
-    return ctypes.CDLL(str(_compiled(source, arguments, ".so", headers, (str(linked),))))
+    return ctypes.CDLL(str(_compiled(source, arguments, ".so", headers, _runtime())))
+
+
+@cache
+def _runtime() -> tuple[str, ...]:
+    """Return the objects that every library is linked with."""
+    arguments = ["-O3", "-c", "-I", str(HERE)]
+    sources = sorted(HERE.glob("*.cpp"))
+    return tuple(str(_compiled(path.read_text("utf-8"), arguments, ".o")) for path in sources)
 
 
 def _text(pattern: str) -> str:

@@ -1,7 +1,9 @@
 // CUDA's keywords and builtins for a host compiler; comes before everything else.
 #pragma once
 
+#include "formats.h"
 #include "runtime.h"
+#include "shared.h"
 
 #define __device__
 #define __global__
@@ -39,10 +41,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline void __syncthreads() { emulator::await_block(); }
 inline int __syncthreads_or(int value) { return emulator::await_block_or(value); }
 
-inline void __syncwarp() {
-  const int nothing = 0;
-  emulator::exchange(&nothing, sizeof(nothing));
-}
+inline void __syncwarp() { emulator::await_warp(); }
 
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {
@@ -107,8 +106,7 @@ T atomicAdd(T* target, T value) {
   return before;
 }
 
-// --- scalars
-// --------------------------------------------------------------------------------------
+// --- scalars -------------------------------------------------------------------------------------
 
 template <class To, class From>
 To emulator_bit_cast(From value) {

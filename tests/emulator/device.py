@@ -1,13 +1,13 @@
-"""Calls for the engines simt and mma on host arrays: all of `cupyflash`, but CUDA's own parts."""
+"""Calls for the GPU engines on host arrays: all of `cupyflash`, but CUDA's own parts."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,16 +16,26 @@ import numpy as np
 
 from cupyflash import UnsupportedError, _dispatch, _engines
 from cupyflash._arrays import has_contiguous_last_axis
-from cupyflash._cuda import arguments, backward, forward, score_gradients
+from cupyflash._cuda import (
+    arguments,
+    backward,
+    forward,
+    forward_wgmma,
+    score_gradients,
+    tensor_map,
+)
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, engine_of, lacks
-from cupyflash._cuda.launch import _varying_format
+from cupyflash._cuda.launch import Moved, _varying_format
 from cupyflash._cuda.score_source import ScoreSource
+from cupyflash._cuda.tile_order import tile_order
 from tests import memory
 from tests.emulator import build
+from tests.emulator.tensor_map import encode_tiled
 
-ENGINES = ("simt", "mma")
-DEVICE = Device.known("sm_90a")
+ENGINES = ("simt", "mma", "wgmma")
+# So few multiprocessors that the blocks of a persistent kernel get several tiles of small calls.
+DEVICE = replace(Device.known("sm_90a"), multiprocessors=3)
 _DEVICE_ID = -1  # no GPU's: what is prepared for this one is cached beside theirs
 _PARAMS_ALIGNMENT = 64
 
@@ -56,13 +66,13 @@ class Launcher:
         *,
         threads: int,
         shared_memory: int = 0,
-        moved: tuple[Any, ...] = (),
+        moved: Sequence[Moved] = (),
     ) -> None:
-        assert not moved, "only wgmma's kernels have fields in two places"
         self._library, self._name = function
         self._parameters = parameters.reshape(1).copy().view(np.uint8)
         self._threads, self._shared_memory = threads, shared_memory
         self._offset, self._format = _varying_format(parameters.dtype, varying)
+        self._moved = [(each.offset, list(varying).index(each.field), each.shift) for each in moved]
 
     def __call__(self, blocks: int, *values: float) -> None:
         if blocks == 0:
@@ -72,12 +82,14 @@ class Launcher:
         start = -room.ctypes.data % _PARAMS_ALIGNMENT
         room[start : start + size] = self._parameters
         struct.pack_into(self._format, room.data, start + self._offset, *values)
+        for offset, index, shift in self._moved:
+            struct.pack_into("Q", room.data, start + offset, values[index] + shift)
         function = ctypes.cast(getattr(self._library, self._name), ctypes.c_void_p)
         params = ctypes.c_void_p(room.ctypes.data + start)
         launch = self._library.emulator_launch
-        launch.restype = ctypes.c_bool
-        finished = launch(function, blocks, self._threads, self._shared_memory, params)
-        assert finished, f"{self._name}: threads wait for ever; standard error says for what"
+        launch.restype = ctypes.c_char_p
+        complaint = launch(function, blocks, self._threads, self._shared_memory, params)
+        assert complaint is None, f"{self._name}: {complaint.decode()}"
 
 
 def _load(stub: str, entries: Any, device_id: int = 0, plan: Any = None) -> Any:
@@ -98,6 +110,12 @@ def _allocate(sizes: dict[str, tuple[int, str]]) -> dict[str, Any]:
         array.view(np.uint8)[...] = 0xFF
         arrays[name] = array.view(DeviceArray)
     return arrays
+
+
+@cache
+def _order(problem: Any, block_m: int, block_n: int, blocks: int, device_id: int) -> Any:
+    """In place of `forward_wgmma._order`."""
+    return tile_order(problem, block_m, block_n, blocks)
 
 
 def _select(
@@ -174,14 +192,18 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
         yield module, "load", _load
         yield module, "allocate", _allocate
         yield module, "address", _address
-    yield arguments, "address", _address
+    for module in (arguments, forward_wgmma):
+        yield module, "address", _address
+    yield forward_wgmma, "_order", _order
+    yield tensor_map, "_encoder", lambda: encode_tiled
+    yield tensor_map, "address_offset", tensor_map.address_offset.__wrapped__
     for module in (forward, backward):
         yield module, "describe", lambda device_id: DEVICE
 
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Let ``engine="simt"`` and ``engine="mma"`` serve host arrays in this context."""
+    """Let the GPU engines serve host arrays in this context when they are named."""
     with ExitStack() as stack:
         for owner, name, by in list(_replacements()):
             stack.enter_context(mock.patch.object(owner, name, by))

@@ -1,35 +1,25 @@
 // A block's threads as fibers: one runs until it waits for others, then the next takes over.
 #include "runtime.h"
 
-#include <deque>
 #include <vector>
 
-namespace cupyflash {
-alignas(1024) thread_local unsigned char shared_memory[1 << 18];
-}
+#include "barriers.h"
+#include "copies.h"
+#include "products.h"
+#include "shared.h"
 
 namespace emulator {
 
 Index thread, block, block_size, grid_size;
-unsigned shared_bytes;
 
 namespace {
 
 using Kernel = void (*)(const void*);
 
-struct Copy {
-  unsigned shared;
-  const void* global;
-  int bytes;
-  bool inside;
-};
-
 struct Fiber {
   void* stack_pointer = nullptr;
   bool finished = false;
-  const char* waits_for = "nothing";
-  std::vector<Copy> copies;              // not yet committed
-  std::deque<std::vector<Copy>> groups;  // committed, not yet waited for
+  Reason waits_for = {};
   unsigned exchanges = 0;
 };
 
@@ -53,7 +43,11 @@ std::vector<Fiber> fibers;
 std::vector<Warp> warps;
 std::vector<char*> stacks;
 BlockBarrier barrier;
-bool progress;  // whether any thread has got anywhere since the scheduler last asked
+bool progress;          // whether any thread has got anywhere since the scheduler last asked
+bool stepped_aside;     // whether any waits for the next round
+unsigned rounds;        // of the scheduler over all warps
+bool in_thread;         // or in the scheduler
+std::string complaint;  // ends the launch
 void* scheduler_stack_pointer;
 Kernel kernel;
 const void* kernel_params;
@@ -85,22 +79,9 @@ constexpr int saved_registers = 6;
 
 Fiber& self() { return fibers[thread.x]; }
 
-void let_others_run() { emulator_switch(&self().stack_pointer, scheduler_stack_pointer); }
-
-/// A block's shared memory is another's once it has ended: copies must have landed by then.
-void require_landed(const Fiber& fiber) {
-  bool pending = !fiber.copies.empty();
-  for (const auto& group : fiber.groups) {
-    pending = pending || !group.empty();
-  }
-  if (pending) {
-    fail("a thread ends before its cp.async has landed, (block, thread)", block.x, thread.x);
-  }
-}
-
 void run_kernel() {
   kernel(kernel_params);
-  require_landed(self());
+  end_copies_of_thread();
   self().finished = true;
   progress = true;
   let_others_run();
@@ -125,11 +106,14 @@ void* new_stack(char* memory) {
 
 void start_block(int number, int threads) {
   block = {unsigned(number), 0, 0};
-  memset(cupyflash::shared_memory, 0xff, sizeof(cupyflash::shared_memory));  // NaN
   fibers.assign(threads, Fiber());
   warps.assign(threads / warp_size, Warp());
   barrier = BlockBarrier();
   barrier.threads = threads;
+  start_shared(threads);
+  start_barriers();
+  start_copies(threads);
+  start_products(threads);
   for (int t = 0; t < threads; ++t) {
     if (t == int(stacks.size())) {
       stacks.push_back(static_cast<char*>(aligned_alloc(64, stack_bytes)));
@@ -140,155 +124,150 @@ void start_block(int number, int threads) {
 
 void resume(int t) {
   thread = {unsigned(t), 0, 0};
+  in_thread = true;
   emulator_switch(&scheduler_stack_pointer, fibers[t].stack_pointer);
+  in_thread = false;
   if (fibers[t].finished && --barrier.threads > 0 && barrier.arrived == barrier.threads) {
     end_phase();  // those that wait do so for threads that have not finished
   }
 }
 
-/// Runs a warp until it waits for the block; returns whether it got anywhere.
+/// Runs a warp until it waits for others; returns whether it got anywhere.
 bool run_warp(int warp) {
   bool any = false;
   do {
     progress = false;
-    for (int t = warp * warp_size; t < (warp + 1) * warp_size; ++t) {
+    for (int t = warp * warp_size; t < (warp + 1) * warp_size && complaint.empty(); ++t) {
       if (!fibers[t].finished) {
         resume(t);
       }
     }
     any = any || progress;
-  } while (progress);
+  } while (progress && complaint.empty());
   return any;
 }
 
-bool run_block() {
-  while (barrier.threads > 0) {
+void report_deadlock() {
+  complaint = "block " + std::to_string(block.x) + " waits for ever:";
+  std::string before;
+  for (int t = 0; t < int(fibers.size()); ++t) {
+    if (fibers[t].finished) {
+      continue;
+    }
+    const Reason& reason = fibers[t].waits_for;
+    const std::string now = reason.describe(reason.first, reason.second);
+    if (now != before) {
+      complaint += " from thread " + std::to_string(t) + " on for " + now + ";";
+    }
+    before = now;
+  }
+}
+
+void run_block() {
+  while (barrier.threads > 0 && complaint.empty()) {
     bool any = false;
+    ++rounds;
+    stepped_aside = false;
     for (int warp = 0; warp < int(warps.size()); ++warp) {
       any = run_warp(warp) || any;
     }
-    if (!any) {
-      return false;
+    if (!any && !stepped_aside && complaint.empty()) {
+      report_deadlock();
     }
   }
-  return true;
+  if (complaint.empty()) {
+    end_copies();
+    end_products();
+  }
 }
 
-void report_deadlock() {
-  fprintf(stderr, "block %u waits for ever:", block.x);
-  for (int t = 0; t < int(fibers.size()); ++t) {
-    if (!fibers[t].finished) {
-      fprintf(stderr, " %d for %s", t, fibers[t].waits_for);
-    }
-  }
-  fprintf(stderr, "\n");
-}
+std::string describe_block(long long, long long) { return "__syncthreads"; }
+std::string describe_warp(long long, long long) { return "its warp"; }
+std::string describe_others(long long, long long) { return "others to go first"; }
 
-void land(const Copy& copy) {
-  unsigned char* target = shared_at(copy.shared, copy.bytes);
-  if (!copy.inside) {
-    memset(target, 0, copy.bytes);
-    return;
-  }
-  if (reinterpret_cast<uintptr_t>(copy.global) % copy.bytes != 0) {
-    fail("misaligned cp.async of (bytes, thread)", copy.bytes, thread.x);
-  }
-  memcpy(target, copy.global, copy.bytes);
-}
-
-void arrive_at_block(const char* waits_for) {
-  self().waits_for = waits_for;
-  progress = true;
+void arrive_at_block() {
   const unsigned phase = barrier.phase;
   if (++barrier.arrived == barrier.threads) {
     end_phase();
   }
-  while (barrier.phase == phase) {
-    let_others_run();
-  }
+  note_progress();
+  wait_until([=] { return barrier.phase != phase; }, {describe_block});
 }
 
 }  // namespace
 
+void let_others_run() { emulator_switch(&self().stack_pointer, scheduler_stack_pointer); }
+
+void begin_to_wait(Reason reason) { self().waits_for = reason; }
+
+void note_progress() { progress = true; }
+
+void step_aside() {
+  const unsigned round = rounds;
+  const auto ready = [=] {
+    stepped_aside = true;
+    return rounds != round;
+  };
+  wait_until(ready, {describe_others});
+}
+
+void complain(const char* what, long long first, long long second) {
+  if (complaint.empty()) {
+    complaint = "block " + std::to_string(block.x);
+    if (in_thread) {
+      complaint += ", thread " + std::to_string(thread.x);
+    }
+    complaint +=
+        std::string(": ") + what + ": " + std::to_string(first) + ", " + std::to_string(second);
+  }
+}
+
 void fail(const char* what, long long first, long long second) {
-  fprintf(stderr, "emulated kernel: %s: %lld, %lld\n", what, first, second);
+  complain(what, first, second);
+  let_others_run();  // who complains is not resumed
   abort();
 }
 
-unsigned address_of_shared(const void* pointer) {
-  return unsigned(static_cast<const unsigned char*>(pointer) - cupyflash::shared_memory);
-}
+void await_block() { arrive_at_block(); }
 
-unsigned char* shared_at(unsigned address, unsigned bytes) {
-  if (uint64_t(address) + bytes > shared_bytes || address % bytes != 0) {
-    fail("bad access to shared memory, (address, bytes)", address, bytes);
-  }
-  return cupyflash::shared_memory + address;
-}
-
-void await_block() { arrive_at_block("__syncthreads"); }
+unsigned block_phase() { return barrier.phase; }
 
 int await_block_or(int value) {
   const unsigned parity = barrier.phase % 2;
   barrier.votes[parity] |= value != 0;
-  arrive_at_block("__syncthreads_or");
+  arrive_at_block();
   return barrier.votes[parity];
 }
 
 const unsigned char* exchange(const void* data, int bytes) {
-  Fiber& fiber = self();
   Warp& warp = warps[thread.x / warp_size];
-  unsigned char* slots = warp.slots[fiber.exchanges++ % 2];
+  unsigned char* slots = warp.slots[self().exchanges++ % 2];
   memcpy(slots + lane() * slot_bytes, data, bytes);
-  fiber.waits_for = "its warp";
-  progress = true;
   const unsigned phase = warp.phase;
   if (++warp.arrived == warp_size) {
     warp.arrived = 0;
     ++warp.phase;
   }
-  while (warp.phase == phase) {
-    let_others_run();
-  }
+  note_progress();
+  wait_until([&] { return warp.phase != phase; }, {describe_warp});
   return slots;
-}
-
-void copy_later(unsigned shared, const void* global, int bytes, bool inside) {
-  self().copies.push_back({shared, global, bytes, inside});
-}
-
-void commit_copies() {
-  self().groups.push_back(std::move(self().copies));
-  self().copies.clear();
-}
-
-void await_copies(int pending_groups) {
-  auto& groups = self().groups;
-  while (int(groups.size()) > pending_groups) {
-    for (const Copy& copy : groups.front()) {
-      land(copy);
-    }
-    groups.pop_front();
-  }
 }
 
 }  // namespace emulator
 
-/// Runs a grid, block after block; false if threads wait for ever.
-extern "C" bool emulator_launch(emulator::Kernel function, int blocks, int threads,
-                                int shared_bytes, const void* params) {
+/// Runs a grid, block after block; returns what went wrong, or null.
+extern "C" const char* emulator_launch(emulator::Kernel function, int blocks, int threads,
+                                       int shared_bytes, const void* params) {
   using namespace emulator;
   kernel = function;
   kernel_params = params;
   emulator::shared_bytes = unsigned(shared_bytes);
   block_size = {unsigned(threads), 1, 1};
   grid_size = {unsigned(blocks), 1, 1};
-  for (int number = 0; number < blocks; ++number) {
+  complaint.clear();
+  for (int number = 0; number < blocks && complaint.empty(); ++number) {
     start_block(number, threads);
-    if (!run_block()) {
-      report_deadlock();
-      return false;
-    }
+    run_block();
   }
-  return true;
+  return complaint.empty() ? nullptr : complaint.c_str();
 }

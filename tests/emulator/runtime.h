@@ -1,4 +1,4 @@
-// What the kernels' builtins need of the host: the threads of a block, and their memory.
+// What the kernels' builtins need of the host: the threads of a block, and how they wait.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace emulator {
 
@@ -18,18 +19,50 @@ constexpr int warp_size = 32;
 constexpr int slot_bytes = 64;  // the most that a lane hands to its warp at once
 
 extern Index thread, block, block_size, grid_size;
-extern unsigned shared_bytes;  // of the block that runs
 
 inline int lane() { return int(thread.x) % warp_size; }
+inline int warp() { return int(thread.x) / warp_size; }
 
-/// __syncthreads.
+/// Gives up the launch: Python raises an error that says what, and where. Complaints can be made
+/// outside of threads, too; the launch ends after the first.
+[[noreturn]] void fail(const char* what, long long first = 0, long long second = 0);
+void complain(const char* what, long long first = 0, long long second = 0);
+
+/// What a thread waits for, should it be for ever.
+struct Reason {
+  std::string (*describe)(long long, long long);
+  long long first = 0, second = 0;
+};
+
+void begin_to_wait(Reason reason);
+void let_others_run();
+void note_progress();
+
+/// Lets other threads run until `ready`.
+template <class Ready>
+void wait_until(Ready ready, Reason reason) {
+  begin_to_wait(reason);
+  while (!ready()) {
+    let_others_run();
+  }
+  note_progress();
+}
+
+/// Lets all other warps run as far as they can: before something that is done as late as it may.
+void step_aside();
+
+/// __syncthreads, how many there have been, and __syncthreads_or.
 void await_block();
-
-/// __syncthreads_or.
+unsigned block_phase();
 int await_block_or(int value);
 
 /// Shows `data` to the warp, waits for it, and returns the lanes' slots of `slot_bytes` each.
 const unsigned char* exchange(const void* data, int bytes);
+
+inline void await_warp() {
+  const int nothing = 0;
+  exchange(&nothing, sizeof(nothing));
+}
 
 template <class T>
 T read_slot(const unsigned char* slots, int of_lane) {
@@ -37,48 +70,6 @@ T read_slot(const unsigned char* slots, int of_lane) {
   T value;
   memcpy(&value, slots + of_lane * slot_bytes, sizeof(T));
   return value;
-}
-
-/// The block's dynamic shared memory at a 32-bit address; ends the program if an access is outside
-/// or misaligned.
-unsigned char* shared_at(unsigned address, unsigned bytes);
-unsigned address_of_shared(const void* pointer);
-
-/// cp.async: the copies land when they are waited for and no sooner.
-void copy_later(unsigned shared, const void* global, int bytes, bool inside);
-void commit_copies();
-void await_copies(int pending_groups);
-
-/// Ends the program, since no exception can cross from a kernel into Python.
-[[noreturn]] void fail(const char* what, long long first, long long second);
-
-inline float from_half(unsigned short bits) {
-  _Float16 value;
-  memcpy(&value, &bits, sizeof(value));
-  return float(value);
-}
-
-inline unsigned short to_half(float value) {
-  const _Float16 rounded = _Float16(value);
-  unsigned short bits;
-  memcpy(&bits, &rounded, sizeof(bits));
-  return bits;
-}
-
-inline float from_bfloat16(unsigned short bits) {
-  const unsigned word = unsigned(bits) << 16;
-  float value;
-  memcpy(&value, &word, sizeof(value));
-  return value;
-}
-
-inline unsigned short to_bfloat16(float value) {
-  unsigned bits;
-  memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) {
-    return 0x7fff;
-  }
-  return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace emulator

@@ -1,6 +1,8 @@
 // Host version of kernels/arch/copy_async.cuh: copies land as late as they may.
 #pragma once
 
+#include "copies.h"
+
 namespace cupyflash {
 
 template <int bytes>
