@@ -1,4 +1,4 @@
-"""Every test in this folder runs the kernels of simt and mma on the host: see tests/emulator."""
+"""Every test in this folder runs the kernels of the GPU engines on the host: see tests/emulator."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The kernels of the engines simt and mma, compiled and run on the host: see README.md."""
+"""The kernels of the GPU engines, compiled and run on the host: see README.md."""

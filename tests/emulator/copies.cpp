@@ -36,9 +36,9 @@ struct Copies {
 };
 
 struct BoxCopy {
-  TensorDescription map;
-  int at[most_axes];
   unsigned shared;
+  TensorDescription map = {};
+  int at[most_axes] = {};
 };
 
 constexpr unsigned chunk_bytes = 16;  // that swizzles permute
@@ -112,6 +112,19 @@ void land(const BoxCopy& copy) {
   }
 }
 
+/// From here on the target is not to be read.
+void start(const BoxCopy& copy, unsigned alignment, unsigned mbarrier) {
+  if (copy.map.address % chunk_bytes != 0) {
+    fail("a copy from a misaligned array, (address)", copy.map.address);
+  }
+  check_published(mbarrier);
+  const unsigned bytes = rows(copy.map) * row_bytes(copy.map);
+  memset(shared_range(copy.shared, bytes, alignment), 0xff, bytes);
+  wrote_asynchronously(copy.shared, bytes);
+  boxes[mbarrier].push_back(copy);
+  note_progress();
+}
+
 // --- bulk stores ---------------------------------------------------------------------------------
 
 void read_source(BulkStore& store) {
@@ -156,23 +169,26 @@ void await_copies(int pending_groups) {
 }
 
 void copy_box_later(unsigned shared, const void* map, const int* at, int rank, unsigned mbarrier) {
-  BoxCopy copy = {};
+  BoxCopy copy = {.shared = shared};
   memcpy(&copy.map, map, sizeof(copy.map));
   if (copy.map.mark != TensorDescription::marked || copy.map.rank != rank) {
     fail("a tensor map of other rank, or none, (rank, expected)", copy.map.rank, rank);
   }
-  if (copy.map.address % chunk_bytes != 0) {
-    fail("a tensor map of a misaligned array, (address)", copy.map.address);
-  }
   std::copy(at, at + rank, copy.at);
-  copy.shared = shared;
-  check_published(mbarrier);
-  const unsigned bytes = rows(copy.map) * row_bytes(copy.map);
   constexpr unsigned alignment = 128;
-  memset(shared_range(shared, bytes, alignment), 0xff, bytes);
-  wrote_asynchronously(shared, bytes);
-  boxes[mbarrier].push_back(copy);
-  note_progress();
+  start(copy, alignment, mbarrier);
+}
+
+void copy_bulk_later(unsigned shared, const void* global, int bytes, unsigned mbarrier) {
+  if (bytes <= 0 || bytes % chunk_bytes != 0) {
+    fail("bulk copies have multiples of 16 bytes, (bytes)", bytes);
+  }
+  BoxCopy copy = {.shared = shared};
+  copy.map.address = reinterpret_cast<uintptr_t>(global);
+  copy.map.rank = 1;
+  copy.map.element_bytes = chunk_bytes;
+  copy.map.lengths[0] = copy.map.box[0] = bytes / chunk_bytes;
+  start(copy, chunk_bytes, mbarrier);
 }
 
 void land_boxes(unsigned mbarrier) {

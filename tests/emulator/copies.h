@@ -28,6 +28,8 @@ static_assert(sizeof(TensorDescription) <= 128);
 /// cp.async.bulk.tensor to shared memory: NaN from here on, lands when somebody waits for
 /// `mbarrier`.
 void copy_box_later(unsigned shared, const void* map, const int* at, int rank, unsigned mbarrier);
+/// cp.async.bulk to shared memory: a box of one axis.
+void copy_bulk_later(unsigned shared, const void* global, int bytes, unsigned mbarrier);
 void land_boxes(unsigned mbarrier);
 
 /// cp.async.bulk from shared memory, and cp.reduce.async.bulk (addition of float32): shared memory

@@ -129,7 +129,7 @@ def _select(
     """In place of `_engines.select`: host arrays may ask for an emulated engine."""
     if named not in ENGINES:
         return original(problem, place, named, direction, operands)
-    missing = lacks(named, problem, DEVICE, operands)
+    missing = lacks(named, problem, DEVICE, operands and _on_device(operands))
     if missing:
         raise UnsupportedError(f"engine={named!r} lacks {', '.join(missing)}")
     return engine_of(named, direction)
@@ -156,8 +156,13 @@ def _run(function: Callable[..., None], problem: Any, operands: Any, *rest: Any)
     score_mod = operands.score_mod
     if score_mod is not None:
         problem = replace(problem, score_mod=ScoreSource.of(score_mod))
-    operands = replace(operands, query=operands.query.view(DeviceArray))
-    function(problem, operands, *map(_placed, rest))
+    function(problem, _on_device(operands), *map(_placed, rest))
+
+
+def _on_device(operands: Any) -> Any:
+    """`operands` with q, k and v on the emulated device."""
+    names = ("query", "key", "value")
+    return replace(operands, **{name: _view(getattr(operands, name)) for name in names})
 
 
 def _placed(argument: Any) -> Any:

@@ -7,10 +7,16 @@ namespace cupyflash {
 
 template <DataType dtype, int n>
 struct SharedProduct {
+  template <bool a_by_rows = false, bool b_by_rows = false>
   static void multiply(float (&sum)[n / 2], uint64 a, uint64 b, bool accumulate) {
-    emulator::start_product(
-        {.format = wgmma_format<dtype>, .n = n, .a = a, .b = b, .accumulate = accumulate}, sum,
-        nullptr);
+    emulator::start_product({.format = wgmma_format<dtype>,
+                             .n = n,
+                             .a = a,
+                             .b = b,
+                             .a_transposed = a_by_rows,
+                             .b_transposed = b_by_rows,
+                             .accumulate = accumulate},
+                            sum, nullptr);
   }
 };
 
