@@ -20,6 +20,7 @@ from cupyflash._cuda.arguments import (
     values_of,
 )
 from cupyflash._cuda.device import describe
+from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.forward_wgmma import wgmma_arguments
 from cupyflash._cuda.kernel import VECTOR_BYTES
@@ -173,8 +174,9 @@ def _prepare(
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
     params = forward_params(problem, layout)
     moved: list[Moved] = []
+    tables: dict[str, DeviceTable] = {}
     if isinstance(plan, WgmmaForwardPlan):
-        params, moved = wgmma_arguments(problem, layout, plan, params, device_id)
+        params, moved, tables = wgmma_arguments(problem, layout, plan, params, device_id)
     pointers = pointers_of(FORWARD_POINTERS, problem)
     launchers = (
         Launcher(
@@ -185,6 +187,7 @@ def _prepare(
             threads=launch.threads,
             shared_memory=launch.shared_memory,
             moved=moved,
+            tables=tables,
         )
         for launch in plan.launches
     )

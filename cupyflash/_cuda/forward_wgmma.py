@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda import tensor_map
-from cupyflash._cuda.arguments import Strides, address
+from cupyflash._cuda.arguments import Strides
 from cupyflash._cuda.config_wgmma import MAPPED, WGMMA_FORWARD_PARAMS
-from cupyflash._cuda.device import require_cupy
+from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
 from cupyflash._cuda.tile_order import seen_keys, tile_order
@@ -34,10 +34,11 @@ def wgmma_arguments(
     plan: WgmmaForwardPlan,
     common: npt.NDArray[np.void],
     device_id: int,
-) -> tuple[npt.NDArray[np.void], list[Moved]]:
-    """Return ``WgmmaForwardParams``, all but the pointers, and where else these are written.
+) -> tuple[npt.NDArray[np.void], list[Moved], dict[str, DeviceTable]]:
+    """Return ``WgmmaForwardParams``, all but the pointers.
 
-    `common` is its ``ForwardParams``.
+    And where else these are written, and the tables whose addresses it holds. `common` is its
+    ``ForwardParams``.
     """
     config = plan.config
     params: npt.NDArray[Any] = np.zeros((), WGMMA_FORWARD_PARAMS)
@@ -49,10 +50,11 @@ def wgmma_arguments(
     params["first_key"] = begin
     scale = problem.softmax_scale if config.raw_scores else 1.0
     params["exponent_factor"] = scale * _LOG2_E
+    tables = {}
     if config.window:
         tile = config.block_m, config.block_n
         alike = replace(problem, softmax_scale=1.0, softcap=None, extras=frozenset())
-        params["order"] = address(_order(alike, *tile, plan.launch.blocks, device_id))
+        tables["order"] = _order(alike, *tile, plan.launch.blocks, device_id)
 
     dims = problem.head_dim, problem.head_dim, problem.head_dim_v
     heads = problem.num_heads, problem.num_heads_kv, problem.num_heads_kv
@@ -72,7 +74,7 @@ def wgmma_arguments(
         field = f"{name}_map"
         params[field] = np.void(map_)
         moved.append(Moved(offsets[field][1] + address_offset, name, first * strides[1]))
-    return params, moved
+    return params, moved, tables
 
 
 def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
@@ -83,12 +85,10 @@ def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
     return tuple(legal if length == 1 else stride for length, stride in pairs)
 
 
-@cache
-def _order(problem: Problem, block_m: int, block_n: int, blocks: int, device_id: int) -> Any:
-    """Return `tile_order` on the device, kept for good, as captured graphs may read it."""
-    cupy = require_cupy()
-    # A stream of its own, as the current one may be capturing.
-    with cupy.cuda.Device(device_id), cupy.cuda.Stream(non_blocking=True) as stream:
-        order = cupy.asarray(tile_order(problem, block_m, block_n, blocks))
-        stream.synchronize()
-    return order
+@lru_cache(maxsize=1024)
+def _order(
+    problem: Problem, block_m: int, block_n: int, blocks: int, device_id: int
+) -> DeviceTable:
+    """Return `tile_order` for launches on this device: others' streams may have the same number."""
+    del device_id
+    return DeviceTable(partial(tile_order, problem, block_m, block_n, blocks))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cupyflash._cuda.device import require_cupy
+from cupyflash._cuda.device_table import DeviceTable
 
 __all__ = ["Launcher", "Moved", "seconds_per_launch"]
 
@@ -49,6 +51,8 @@ class Launcher:
         Dynamic shared memory of one block, in bytes.
     moved : sequence of Moved, optional
         Where else varying fields are written.
+    tables : mapping of str to DeviceTable, optional
+        Fields, 8 bytes each, that hold the address of a table's copy for the stream of the launch.
 
     Raises
     ------
@@ -71,6 +75,7 @@ class Launcher:
         "_pointers_address",
         "_runtime",
         "_shared_memory",
+        "_tables",
         "_threads",
         "_words",
     )
@@ -85,6 +90,7 @@ class Launcher:
         threads: int,
         shared_memory: int = 0,
         moved: Sequence[Moved] = (),
+        tables: Mapping[str, DeviceTable] = MappingProxyType({}),
     ) -> None:
         cuda = require_cupy().cuda
         self._driver, self._runtime = cuda.driver, cuda.runtime
@@ -101,8 +107,10 @@ class Launcher:
         self._offset, format_ = _varying_format(struct_.dtype, varying)
         self._pack_into = struct.Struct(format_).pack_into
         names = list(varying)
-        self._words: Any = struct_.view(np.uint64).data if moved else None
+        self._words: Any = struct_.view(np.uint64).data if moved or tables else None
         self._moved = [(each.offset // 8, names.index(each.field), each.shift) for each in moved]
+        fields: Any = struct_.dtype.fields
+        self._tables = [(fields[name][1] // 8, table) for name, table in tables.items()]
         self._lock = threading.Lock()
 
     def __call__(self, blocks: int, *values: float) -> None:
@@ -124,11 +132,14 @@ class Launcher:
         driver = self._driver
         if not driver.ctxGetCurrent():  # the driver knows no context yet in a new thread
             self._runtime.memGetInfo()
-        stream = self._get_stream(self._device_id).ptr
+        stream = self._get_stream(self._device_id)
+        held = [(word, table.on(stream)) for word, table in self._tables]
         with self._lock:
             self._pack_into(self._buffer, self._offset, *values)
             for word, index, shift in self._moved:
                 self._words[word] = values[index] + shift
+            for word, array in held:
+                self._words[word] = array.data.ptr
             driver.launchKernel(
                 self._address,
                 blocks,
@@ -138,7 +149,7 @@ class Launcher:
                 1,
                 1,
                 self._shared_memory,
-                stream,
+                stream.ptr,
                 self._pointers_address,
                 0,
             )

@@ -12,8 +12,8 @@ from cupyflash._problem import Problem
 __all__ = ["key_tiles", "seen_keys", "tile_order"]
 
 _CACHE_ELEMENTS = 8 << 20  # 16-bit elements that fill about half of an L2 cache
-_START = 1.0  # of a query tile, in key tiles
-_MOST_BALANCED = 1 << 17  # query tiles; more are balanced by their number
+_START = 1  # of a query tile, in key tiles
+_BALANCED = 1024  # query tiles that are shared out one by one, half a microsecond each
 
 
 def seen_keys(problem: Problem) -> tuple[int, int]:
@@ -45,28 +45,44 @@ def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt
 
     Query tile t of head h in batch b has number ``(b * num_heads + h) * tiles + t``; -1 ends a
     column. A few heads at a time, whose keys and values the L2 cache holds, the longest tiles
-    first; each goes to the block that has the least to do so far, as if blocks came for more.
+    first. Of many tiles most are dealt out there and back, which evens out what falls steadily;
+    each of the last goes to the block that has the least to do so far, as if blocks came for more.
     """
     lengths = key_tiles(problem, block_m, block_n)
-    tiles, pairs = len(lengths), problem.batch * problem.num_heads
-    heads = _heads_at_once(problem)
-    by_length = np.argsort(-lengths, kind="stable")[:, None]
-    groups = (np.arange(first, min(first + heads, pairs)) for first in range(0, pairs, heads))
-    order = np.concatenate([(by_length + group * tiles).ravel() for group in groups])
-    if order.size > _MOST_BALANCED:
-        order = np.pad(order, (0, -order.size % blocks + blocks), constant_values=-1)
-        return order.reshape(-1, blocks).astype(np.int32)
-    columns: list[list[int]] = [[] for _ in range(blocks)]
-    loads = [(0.0, block) for block in range(blocks)]
-    costs = lengths[order % tiles] + _START
-    for tile, cost in zip(order.tolist(), costs.tolist(), strict=True):
-        load, block = loads[0]
-        columns[block].append(tile)
-        heapq.heapreplace(loads, (load + cost, block))
-    table = np.full((max(map(len, columns)) + 1, blocks), -1, np.int32)
+    order = _by_length(lengths, problem.batch * problem.num_heads, _heads_at_once(problem))
+    costs = (lengths + _START)[order % len(lengths)]
+    dealt = max(0, order.size - _BALANCED) // blocks * blocks
+    table, loads = order[:dealt].reshape(-1, blocks), costs[:dealt].reshape(-1, blocks)
+    for rows in (table, loads):
+        rows[1::2] = rows[1::2, ::-1].copy()
+    columns = _shared_out(order[dealt:], costs[dealt:], loads.sum(0))
+    last = np.full((max(map(len, columns)) + 1, blocks), -1, np.int32)
     for block, column in enumerate(columns):
-        table[: len(column), block] = column
-    return table
+        last[: len(column), block] = column
+    return np.concatenate([table, last])
+
+
+def _shared_out(
+    tiles: npt.NDArray[np.int32], costs: npt.NDArray[np.int64], loads: npt.NDArray[np.int64]
+) -> list[list[int]]:
+    """Return what each block takes beyond the loads that they have."""
+    columns: list[list[int]] = [[] for _ in loads]
+    coming = [(load, block) for block, load in enumerate(loads.tolist())]
+    heapq.heapify(coming)
+    for tile, cost in zip(tiles.tolist(), costs.tolist(), strict=True):
+        load, block = coming[0]
+        columns[block].append(tile)
+        heapq.heapreplace(coming, (load + cost, block))
+    return columns
+
+
+def _by_length(lengths: npt.NDArray[np.int64], pairs: int, heads: int) -> npt.NDArray[np.int32]:
+    """Return all query tiles by groups of `heads`, and the longest of a group first."""
+    by_length = np.argsort(-lengths, kind="stable").astype(np.int32)[:, None]
+    first = np.arange(pairs, dtype=np.int32) * np.int32(len(lengths))
+    whole = pairs - pairs % heads
+    groups = by_length + first[:whole].reshape(-1, 1, heads)
+    return np.concatenate([groups.ravel(), (by_length + first[whole:]).ravel()])
 
 
 def _heads_at_once(problem: Problem) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,15 +20,14 @@ from cupyflash._cuda import (
     arguments,
     backward,
     forward,
-    forward_wgmma,
     score_gradients,
     tensor_map,
 )
 from cupyflash._cuda.device import Device
+from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.engines import PLANNERS, engine_of, lacks
 from cupyflash._cuda.launch import Moved, _varying_format
 from cupyflash._cuda.score_source import ScoreSource
-from cupyflash._cuda.tile_order import tile_order
 from tests import memory
 from tests.emulator import build
 from tests.emulator.tensor_map import encode_tiled
@@ -67,9 +66,14 @@ class Launcher:
         threads: int,
         shared_memory: int = 0,
         moved: Sequence[Moved] = (),
+        tables: Mapping[str, DeviceTable] = MappingProxyType({}),
     ) -> None:
         self._library, self._name = function
-        self._parameters = parameters.reshape(1).copy().view(np.uint8)
+        self._held = {name: table.make() for name, table in tables.items()}
+        parameters = parameters.reshape(1).copy()
+        for name, values in self._held.items():
+            parameters[name] = _address(values)
+        self._parameters = parameters.view(np.uint8)
         self._threads, self._shared_memory = threads, shared_memory
         self._offset, self._format = _varying_format(parameters.dtype, varying)
         self._moved = [(each.offset, list(varying).index(each.field), each.shift) for each in moved]
@@ -110,12 +114,6 @@ def _allocate(sizes: dict[str, tuple[int, str]]) -> dict[str, Any]:
         array.view(np.uint8)[...] = 0xFF
         arrays[name] = array.view(DeviceArray)
     return arrays
-
-
-@cache
-def _order(problem: Any, block_m: int, block_n: int, blocks: int, device_id: int) -> Any:
-    """In place of `forward_wgmma._order`."""
-    return tile_order(problem, block_m, block_n, blocks)
 
 
 def _select(
@@ -197,9 +195,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
         yield module, "load", _load
         yield module, "allocate", _allocate
         yield module, "address", _address
-    for module in (arguments, forward_wgmma):
-        yield module, "address", _address
-    yield forward_wgmma, "_order", _order
+    yield arguments, "address", _address
     yield tensor_map, "_encoder", lambda: encode_tiled
     yield tensor_map, "address_offset", tensor_map.address_offset.__wrapped__
     for module in (forward, backward):

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,12 +50,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def make(device_id: int = 0, varying=("query", "key")) -> launch.Launcher:
+def make(device_id: int = 0, varying=("query", "key"), **settings) -> launch.Launcher:
     parameters = np.zeros(1, STRUCT)
     parameters["seqlen"], parameters["seed"], parameters["scale"] = -7, 2**64 - 1, 0.5
     function = SimpleNamespace(ptr=42)
     return launch.Launcher(
-        function, device_id, parameters, varying, threads=128, shared_memory=1024
+        function, device_id, parameters, varying, threads=128, shared_memory=1024, **settings
     )
 
 
@@ -72,6 +73,35 @@ def test_a_launch_sets_the_varying_fields_and_keeps_the_others(cuda: FakeCuda) -
 def test_padding_between_varying_fields_is_crossed(cuda: FakeCuda) -> None:
     make(varying=("seqlen", "seed", "scale"))(1, 5, 6, 0.25)
     assert cuda.launches[0][-1] == (0, 0, 5, 6, 0.25)
+
+
+def test_a_table_is_that_of_the_stream_and_held_until_the_launch(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Copy:
+        def __init__(self, ptr: int) -> None:
+            self.data = SimpleNamespace(ptr=ptr)
+
+    def on(stream: SimpleNamespace) -> Copy:
+        copy = Copy(stream.ptr + 7)
+        copies.append(weakref.ref(copy))
+        return copy
+
+    def driver(*arguments: object) -> None:
+        alive.append(copies[-1]() is not None)
+        cuda.launch(*arguments)
+
+    copies: list[weakref.ref[Copy]] = []
+    alive: list[bool] = []
+    monkeypatch.setattr(cuda.driver, "launchKernel", driver)
+    launcher = make(tables={"seed": SimpleNamespace(on=on)})
+    launcher(1, 1, 2)
+    monkeypatch.setattr(launcher, "_get_stream", lambda device_id: SimpleNamespace(ptr=50))
+    launcher(1, 1, 2)
+    assert [content for *_, content in cuda.launches] == [
+        (1, 2, -7, 1007, 0.5), (1, 2, -7, 57, 0.5)
+    ]  # fmt: skip
+    assert alive == [True, True]
 
 
 def test_an_empty_grid_is_not_launched(cuda: FakeCuda) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -182,7 +183,7 @@ def test_key_tiles(window: dict[str, object]) -> None:
 def test_every_query_tile_is_taken_once(
     window: dict[str, object], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cupyflash._cuda.tile_order._MOST_BALANCED", limit)
+    monkeypatch.setattr("cupyflash._cuda.tile_order._BALANCED", limit)
     problem = problem_of(**window)
     tiles = -(-problem.seqlen_q // 64) * 8
     for blocks in (1, 7, tiles):
@@ -194,13 +195,47 @@ def test_every_query_tile_is_taken_once(
         assert not (ended[:-1] & ~ended[1:]).any()
 
 
-def test_blocks_have_equally_much_to_do() -> None:
-    problem = problem_of(128, 128, batch=1, seqlen_q=4096, seqlen_k=4096, num_heads=16,
-                         num_heads_kv=16, window_right=0)  # fmt: skip
+@pytest.mark.parametrize("window", [{}, {"window_left": 9000}, {"window_left": 700}], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "length", "heads"),
+    [(1, 4096, 16), (1, 16384, 64), (16, 16384, 64), (2, 1521, 64), (9, 3599, 4), (3, 12126, 2)],
+)
+def test_blocks_have_equally_much_to_do(
+    window: dict[str, int], batch: int, length: int, heads: int
+) -> None:
+    problem = problem_of(128, 128, batch=batch, seqlen_q=length, seqlen_k=length, num_heads=heads,
+                         num_heads_kv=heads, window_right=0, **window)  # fmt: skip
     lengths = key_tiles(problem, 128, 128)
     order = tile_order(problem, 128, 128, 132)
-    loads = np.where(order >= 0, lengths[order % len(lengths)], 0).sum(0)
-    assert loads.max() <= 1.1 * loads.mean()
+    assert np.array_equal(np.sort(order[order >= 0]), np.arange(len(lengths) * batch * heads))
+    loads = np.where(order >= 0, lengths[order % len(lengths)] + 1, 0).sum(0)
+    # As dealing out one by one would: at the end a block may lack one tile of the last group.
+    assert loads.max() <= 1.03 * loads.mean() + lengths.max() + 1
+    assert loads.max() <= 1.03 * dealt_one_by_one(problem, lengths, 132)
+
+
+def dealt_one_by_one(problem: Problem, lengths: np.ndarray, blocks: int) -> int:
+    """The largest load if every tile went to the block with the least to do so far."""
+    heads = max(1, (8 << 20) // 256 // problem.seqlen_k)
+    loads = [0] * blocks
+    pairs = problem.batch * problem.num_heads
+    for first in range(0, pairs, heads):
+        for cost in np.repeat(np.sort(lengths)[::-1] + 1, min(heads, pairs - first)).tolist():
+            heapq.heapreplace(loads, loads[0] + cost)
+    return max(loads)
+
+
+def test_tiles_are_taken_by_groups_of_heads_the_longest_first() -> None:
+    """So that the keys of a group are in the L2 cache while blocks work on it."""
+    problem = problem_of(128, 128, batch=2, seqlen_q=16384, seqlen_k=16384, num_heads=64,
+                         num_heads_kv=64, window_right=0)  # fmt: skip
+    lengths = key_tiles(problem, 128, 128)
+    order = tile_order(problem, 128, 128, 132)
+    group, length = order // len(lengths) // 2, lengths[order % len(lengths)]
+    later = order[1:] >= 0
+    grows = (group[1:] > group[:-1]) & later
+    assert (grows | (group[1:] == group[:-1]) | ~later).all()
+    assert ((length[1:] <= length[:-1]) | grows | ~later).all()
 
 
 # --- what is launched ---------------------------------------------------------------------------
@@ -228,12 +263,10 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Handed]:
 
     encoded: list[object] = []
     functions = SimpleNamespace(get_function=lambda entry, shared_memory: entry)
-    order = SimpleNamespace(data=SimpleNamespace(ptr=4096))
     monkeypatch.setattr(forward, "describe", lambda device_id: HOPPER)
     monkeypatch.setattr(forward, "load", lambda *arguments, **rest: functions)
     monkeypatch.setattr(forward, "Launcher", launcher)
     monkeypatch.setattr(forward.tuned, "find", lambda *arguments: None)
-    monkeypatch.setattr(forward_wgmma, "_order", lambda *arguments: order)
     monkeypatch.setattr(tensor_map, "encode", encode)
     tensor_map.address_offset.cache_clear()
 
@@ -258,8 +291,13 @@ def test_a_launch_is_given_maps_that_move_with_the_pointers(
 ) -> None:
     problem = problem_of(window_left=40, window_right=7)  # its first query sees key 160
     handed = prepare(problem)
-    assert handed.params["first_key"] == 160 and handed.params["order"] == 4096
+    assert handed.params["first_key"] == 160
     assert handed.params["exponent_factor"] == np.float32(0.125 * np.log2(np.e))
+    order = handed.settings["tables"]["order"]
+    blocks = plan_forward(problem, HOPPER).launch.blocks
+    tile = plan_forward(problem, HOPPER).tiling
+    made = order.make()
+    np.testing.assert_array_equal(made, tile_order(problem, tile.block_m, tile.block_n, blocks))
     fields = handed.params.dtype.fields
     row = 2 * 2 * 64  # bytes of a key
     shifts = {"query": 0, "key": 160 * row, "value": 160 * row}
@@ -274,7 +312,13 @@ def test_a_launch_is_given_maps_that_move_with_the_pointers(
 
 def test_a_full_call_has_no_order(prepare: Callable[..., Handed]) -> None:
     handed = prepare(problem_of())
-    assert handed.params["first_key"] == 0 and handed.params["order"] == 0
+    assert handed.params["first_key"] == 0 and not handed.settings["tables"]
+
+
+def test_lengths_share_an_order_whatever_the_scale_and_not_across_devices() -> None:
+    order = forward_wgmma._order(problem_of(window_right=0), 128, 128, 8, 0)
+    assert forward_wgmma._order(problem_of(window_right=0), 128, 128, 8, 0) is order
+    assert forward_wgmma._order(problem_of(window_right=0), 128, 128, 8, 1) is not order
 
 
 @pytest.mark.parametrize("head_dim", [20, 64])
