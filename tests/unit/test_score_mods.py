@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from cupyflash import ScoreMod, score_mods
+from cupyflash import ScoreMod, flash_attention_forward, score_mods
 from tests.cases import Shape
 from tests.harness import call, compare, draw, expected, require
 from tests.memory import to_engine, to_host
@@ -104,8 +106,58 @@ def test_buckets(buckets, bidirectional, longest):
         assert mod.params["buckets"][ahead + longest] == bucket, ahead
 
 
-def test_buckets_that_do_not_fit():
-    with pytest.raises(ValueError, match="buckets"):
-        score_mods.relative_position_bias(np.zeros((2, 1), "f4"))
-    with pytest.raises(ValueError, match="max_distance 4"):
-        score_mods.relative_position_bias(np.zeros((32, 1), "f4"), max_distance=4)
+def test_arguments_that_do_not_fit_are_named() -> None:
+    rates, table = np.ones(4, np.float32), np.ones((8, 4), np.float32)
+    ids = np.zeros((2, 9), np.int32)
+    decay, bias = score_mods.distance_decay, score_mods.relative_position_bias
+    wrong: list[tuple[type[Exception], str, Callable[[], ScoreMod]]] = [
+        *[
+            (ValueError, "cap", lambda cap=cap: score_mods.soft_cap(cap))
+            for cap in (0.0, -1.0, np.nan, np.inf, 1e-40, 1e36, 10**400)
+        ],
+        *[
+            (TypeError, "cap", lambda cap=cap: score_mods.soft_cap(cap))
+            for cap in ("1", None, True, 1j, np.ones(1))
+        ],
+        (TypeError, "rates must be an array", lambda: decay([0.5])),
+        (TypeError, "rates must hold floats", lambda: decay(rates.astype(int))),
+        (TypeError, "rates must hold floats", lambda: decay(rates.astype(complex))),
+        (ValueError, r"rates must have the axes \(h\)", lambda: decay(rates[None])),
+        (ValueError, "rates", lambda: decay(rates[:0])),
+        (TypeError, "offset", lambda: decay(rates, offset=0.5)),
+        (TypeError, "offset", lambda: decay(rates, offset="1) + (0")),
+        (TypeError, "offset", lambda: decay(rates, offset=True)),
+        (ValueError, "offset", lambda: decay(rates, offset=2**31)),
+        (TypeError, "query_ids must be an array", lambda: score_mods.documents([[1]])),
+        (TypeError, "query_ids must hold integers", lambda: score_mods.documents(table)),
+        (TypeError, "query_ids must hold integers", lambda: score_mods.documents(ids == 0)),
+        (ValueError, "query_ids must have the axes", lambda: score_mods.documents(ids[0])),
+        (ValueError, "key_ids must have the axes", lambda: score_mods.documents(ids, ids[0])),
+        (ValueError, "key_ids.* batch, 2", lambda: score_mods.documents(ids, ids[:1])),
+        (TypeError, "both be signed", lambda: score_mods.documents(ids, ids.astype("u4"))),
+        (TypeError, "table must be an array", lambda: bias(None)),
+        (TypeError, "table must hold floats", lambda: bias(ids)),
+        (ValueError, "table must have the axes", lambda: bias(rates)),
+        (ValueError, "table must have the axes", lambda: bias(table[:, :0])),
+        (ValueError, "table must have 4 buckets", lambda: bias(table[:3])),
+        (TypeError, "bidirectional", lambda: bias(table, bidirectional="no")),
+        (TypeError, "max_distance", lambda: bias(table, max_distance=8.0)),
+        (ValueError, "max_distance must be above 2", lambda: bias(table, max_distance=2)),
+        (ValueError, "max_distance", lambda: bias(table, max_distance=2**31)),
+        (ValueError, "offset", lambda: bias(table, offset=-(2**31))),
+    ]
+    for error, message, make in wrong:
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_the_outermost_arguments_are_taken(rng: np.random.Generator) -> None:
+    q = rng.normal(size=(1, 5, 2, 8)).astype(np.float32)
+    for dtype in (np.float32, np.float64):
+        x = q.astype(dtype)
+        for cap, limit in ((2.0**-126, 2.0**-126), (2.0**104, np.inf)):
+            out, saved = flash_attention_forward(x, x, x, score_mod=score_mods.soft_cap(cap))
+            assert np.isfinite(out).all() and (abs(saved.row_max) <= limit).all()
+    empty = np.zeros((0, 3), np.int64)
+    score_mods.documents(empty, np.zeros((0, 0), np.int32))
+    score_mods.relative_position_bias(np.ones((8, 1)), max_distance=np.int64(3), offset=2**30)
