@@ -11,6 +11,7 @@ import numpy as np
 
 from cupyflash._cuda.device import require_cupy
 from cupyflash._cuda.scratch import keep
+from cupyflash._float8 import FLOAT8
 from cupyflash.errors import NoDeviceError
 
 Array = Any
@@ -22,6 +23,7 @@ FLOAT_DTYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.float32): "float32",
     np.dtype(np.float64): "float64",
 }
+DTYPES_BY_NAME = {name: dtype for dtype, name in FLOAT_DTYPES.items()}
 _MAX_OVERLAP_WORK: Any = 10_000  # candidate solutions; NumPy's stubs know only -1 and 0
 _DLPACK_HOST_KINDS = (1, 3, 11)  # CPU, CUDA pinned host, ROCm pinned host
 _DLPACK_CUDA_KINDS = (2, 13)  # CUDA, CUDA managed
@@ -88,6 +90,17 @@ def as_array(x: Any, name: str) -> Array:
         f"{name} must be an array (NumPy, CuPy, or anything with __dlpack__ or "
         f"__cuda_array_interface__), got {type(x).__name__}; wrap it in numpy.asarray first"
     )
+
+
+def as_operand(x: Any, name: str) -> Array:
+    """Like `as_array`, for q, k and v: FP8 is uint8 on a GPU, as CuPy has no such dtype."""
+    array = as_array(x, name)
+    return array.view(np.uint8) if array.dtype == FLOAT8 and is_cupy(array) else array
+
+
+def is_float8(array: Array) -> bool:
+    """Whether a q, k or v that `as_operand` gave holds e4m3 numbers."""
+    return bool(array.dtype == (np.uint8 if is_cupy(array) else FLOAT8))
 
 
 def _cupy_for(name: str) -> Any:

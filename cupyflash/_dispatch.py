@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from cupyflash import _engines
-from cupyflash._arrays import HOST, Place, as_array, contiguous_last_axis, has_contiguous_last_axis
+from cupyflash._arrays import (
+    DTYPES_BY_NAME,
+    HOST,
+    Place,
+    as_array,
+    contiguous_last_axis,
+    has_contiguous_last_axis,
+)
 from cupyflash._cuda.scratch import keep
 from cupyflash._problem import GradientBuffers
 from cupyflash._validate import Call
@@ -27,7 +34,8 @@ def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | Non
         out = call.out
         if out is None:
             out = xp.empty(
-                layout.users_shape((*lead, problem.head_dim_v)), dtype=operands.query.dtype
+                layout.users_shape((*lead, problem.head_dim_v)),
+                dtype=DTYPES_BY_NAME[problem.output_dtype],
             )
         target = layout.canonical(as_array(out, "out"))
         written = target
@@ -44,6 +52,12 @@ def forward(call: Call, *, save: bool) -> tuple[Array, Array | None, Array | Non
     if not save:
         return out, None, None
     return out, layout.users_statistics(row_max), layout.users_statistics(row_sum)
+
+
+def saved_forward(call: Call) -> tuple[Array, SavedState]:
+    """Return the output and what the backward needs."""
+    out, row_max, row_sum = forward(call, save=True)
+    return out, SavedState(*call.arrays, out, row_max, row_sum, call.options, call)
 
 
 def backward(

@@ -38,6 +38,10 @@ class Options(NamedTuple):
     layout: Any = "bshd"
     engine: Any = None
     tiling: Any = None
+    q_descale: Any = None
+    k_descale: Any = None
+    v_descale: Any = None
+    out_dtype: Any = None
 
 
 def finite_number(value: Any, name: str) -> float:

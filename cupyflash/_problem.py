@@ -21,7 +21,7 @@ class Problem:
     query 0. Every engine derives what it compiles and what it passes at run time from this value.
     """
 
-    dtype: str
+    dtype: str  # of q, k and v; FP8: "float8_e4m3fn"
     batch: int
     seqlen_q: int  # varlen: total_q, all entries together
     seqlen_k: int  # varlen: total_k
@@ -29,7 +29,7 @@ class Problem:
     num_heads_kv: int
     head_dim: int
     head_dim_v: int
-    softmax_scale: float
+    softmax_scale: float  # FP8: times those descales of q and k that the host knows
     window_left: int | None = None
     window_right: int | None = None
     top_left: bool = False
@@ -46,6 +46,8 @@ class Problem:
     # () without any, and for varlen.
     mask_shape: tuple[int, ...] = ()
     score_mod: ScoreSource | None = None  # on a GPU: what is compiled
+    out_dtype: str | None = None  # None: that of q
+    value_scale: float = 1.0  # FP8: v's descale where the host knows it
 
     @property
     def is_empty(self) -> bool:
@@ -56,6 +58,14 @@ class Problem:
     def group_size(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_heads // self.num_heads_kv
+
+    @property
+    def is_float8(self) -> bool:
+        return self.dtype == "float8_e4m3fn"
+
+    @property
+    def output_dtype(self) -> str:
+        return self.out_dtype or self.dtype
 
     @property
     def accumulator_dtype(self) -> str:
@@ -122,6 +132,10 @@ class Operands:
     sinks: Array | None = None  # float32 (h,)
     block_mask: BlockMask | None = None
     score_mod: ScoreMod | None = None
+    # FP8 only: factors float32 (1 or b, hk) beside those in `Problem`.
+    query_descale: Array | None = None
+    key_descale: Array | None = None
+    value_descale: Array | None = None
     seed: Any = 0  # int in [0, 2**64), or a device uint64 array of one element
 
     @property

@@ -72,8 +72,9 @@ def remember(call: Call, options: Options, out: Array) -> None:
 
     `options` are those of the caller, `out` is the array that the call allocated.
     """
-    plain = not call.problem.extras and not call.problem.dropout_p and not call.problem.varlen
-    if not (plain and all(map(is_cupy, call.arrays)) and _as_given(call)):
+    problem = call.problem
+    special = problem.extras or problem.dropout_p or problem.varlen or problem.is_float8
+    if special or not (all(map(is_cupy, call.arrays)) and _as_given(call)):
         return
     key = _key(*call.arrays, options)
     try:

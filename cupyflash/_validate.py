@@ -10,19 +10,25 @@ import numpy as np
 
 from cupyflash import _options
 from cupyflash._arrays import (
+    DTYPES_BY_NAME,
     FLOAT_DTYPES,
     HOST,
     Place,
     as_array,
+    as_operand,
     contiguous_last_axis,
     describe,
+    is_cupy,
+    is_float8,
     memory_overlaps,
     overlaps_itself,
     place_of,
     require_place,
 )
 from cupyflash._cuda.score_source import ScoreSource
+from cupyflash._descale import descales, out_dtype
 from cupyflash._extras import ScoreShape, element_masks, mask_shape, optional_operands
+from cupyflash._float8 import FLOAT8
 from cupyflash._layout import Layout
 from cupyflash._options import Options
 from cupyflash._problem import Operands, Problem
@@ -67,7 +73,7 @@ def bind(
     TypeError, ValueError, UnsupportedError, NoDeviceError
         See section "Errors" of the documentation; nothing has been written by then.
     """
-    query, key, value = arrays = as_array(q, "q"), as_array(k, "k"), as_array(v, "v")
+    query, key, value = arrays = as_operand(q, "q"), as_operand(k, "k"), as_operand(v, "v")
     place = place_of(query)
     for name, array in (("k", key), ("v", value)):
         require_place(array, name, place)
@@ -89,6 +95,10 @@ def bind(
     _options.engine(options.engine)
     _options.tiling(options.tiling)
     largest = float(np.finfo("float64" if dtype == "float64" else "float32").max)
+    float8 = is_float8(query)
+    factors = descales(options, batch, key.shape[-2], place, is_float8=float8)
+    scale = _options.softmax_scale(options.softmax_scale, head_dim, largest)
+    scale *= factors.numbers[0] * factors.numbers[1]
     masks = element_masks(extras)
     bias = extras.get("bias")
     problem = Problem(
@@ -100,7 +110,7 @@ def bind(
         num_heads_kv=key.shape[-2],
         head_dim=head_dim,
         head_dim_v=value.shape[-1],
-        softmax_scale=_options.softmax_scale(options.softmax_scale, head_dim, largest),
+        softmax_scale=max(-largest, min(scale, largest)),
         window_left=left,
         window_right=0 if causal else right,
         top_left=top_left,
@@ -113,8 +123,11 @@ def bind(
         bias_shape=() if bias is None else tuple(bias.shape),
         mask_shape=mask_shape(extras, scores),
         score_mod=_score_source(extras.get("score_mod"), place),
+        out_dtype=out_dtype(options.out_dtype, query.dtype, is_float8=float8),
+        value_scale=factors.numbers[2],
     )
     cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
+    query_descale, key_descale, value_descale = factors.arrays
     operands = Operands(
         query=query,
         key=key,
@@ -122,13 +135,16 @@ def bind(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         cu_seqlens_checked=sequences is None or _on_host(sequences),
+        query_descale=query_descale,
+        key_descale=key_descale,
+        value_descale=value_descale,
         seed=0 if seed is None else seed,
         **extras,
     )
     if out is not None:
         shape = layout.users_shape((*query.shape[:-1], value.shape[-1]))
         inputs = dict(zip(("q", "k", "v"), arrays, strict=True)) | dict(_operand_arrays(operands))
-        _require_out(out, shape, query.dtype, place, inputs)
+        _require_out(out, shape, DTYPES_BY_NAME[problem.output_dtype], place, inputs)
     return Call(problem, operands, layout, place, options._replace(seed=seed), arrays, out)
 
 
@@ -145,8 +161,12 @@ def bind_gradient(x: Any, name: str, expected: Array, place: Place, dtype: Any) 
     return gradient
 
 
-def require_score_derivative(call: Call) -> None:
-    """Check that the call's score_mod can be differentiated where its arrays live."""
+def require_backward(call: Call) -> None:
+    """Check that the call has gradients where its arrays live."""
+    if call.problem.is_float8:
+        raise UnsupportedError(
+            "FP8 calls have no backward; save a forward call in float16 or bfloat16 for that"
+        )
     score_mod = call.operands.score_mod
     if score_mod is not None and call.place == HOST and score_mod.numpy_backward is None:
         raise UnsupportedError(
@@ -161,21 +181,28 @@ def require_score_derivative(call: Call) -> None:
 def _common_dtype(query: Array, key: Array, value: Array) -> str:
     for name, array in (("q", query), ("k", key), ("v", value)):
         dtype = array.dtype
-        if dtype not in FLOAT_DTYPES or not dtype.isnative:
-            raise _unusable_dtype(name, dtype)
+        usable = is_float8(array) or (dtype in FLOAT_DTYPES and dtype.isnative)
+        if not usable:
+            raise _unusable_dtype(name, array)
         if dtype != query.dtype:
             raise TypeError(
                 f"q, k and v must have one dtype, got q {query.dtype} and {name} {dtype}; "
                 "use .astype"
             )
-    return FLOAT_DTYPES[query.dtype]
+    return FLOAT8.name if is_float8(query) else FLOAT_DTYPES[query.dtype]
 
 
-def _unusable_dtype(name: str, dtype: np.dtype[Any]) -> Exception:
-    supported = ", ".join(FLOAT_DTYPES.values())
+def _unusable_dtype(name: str, array: Array) -> Exception:
+    dtype = array.dtype
+    supported = ", ".join((*FLOAT_DTYPES.values(), FLOAT8.name))
     if dtype.name.startswith("float8"):
         return UnsupportedError(
-            f"{name} has dtype {dtype}: no engine computes in 8 bits yet; supported: {supported}"
+            f"{name} has dtype {dtype}: no engine computes in this format; supported: {supported}"
+        )
+    if dtype == np.uint8 and not is_cupy(array):
+        return TypeError(
+            f"{name} has dtype uint8, which is FP8 on a GPU only; "
+            "use .view(ml_dtypes.float8_e4m3fn)"
         )
     return TypeError(
         f"{name} has dtype {dtype}; expected one of {supported} in native byte order "
@@ -338,6 +365,10 @@ def _operand_arrays(operands: Operands) -> Iterator[tuple[str, Array]]:
         array = getattr(operands, name)
         if array is not None:
             yield name, array
+    for name in ("query", "key", "value"):
+        factors = getattr(operands, f"{name}_descale")
+        if factors is not None:
+            yield f"{name[0]}_descale", factors
     if operands.block_mask is not None:
         yield "block_mask.blocks", operands.block_mask.blocks
         if operands.block_mask.mask is not None:

@@ -7,7 +7,6 @@ from typing import Any
 from cupyflash import _dispatch, _engines, _options, _recipe, _validate
 from cupyflash._arrays import HOST, Place, as_array
 from cupyflash._options import Options
-from cupyflash._validate import Sequences
 from cupyflash.state import Gradients, SavedState
 from cupyflash.tiling import Tiling
 
@@ -16,8 +15,6 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flash_attention_forward",
-    "flash_attention_varlen",
-    "flash_attention_varlen_forward",
 ]
 
 Array = Any
@@ -43,6 +40,10 @@ def flash_attention(
     layout: str = "bshd",
     engine: str | None = None,
     tiling: Tiling | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
     out: Any = None,
 ) -> Array:
     """Exact softmax attention, ``softmax(softmax_scale * q k^T) v``, in O(sq + sk) memory.
@@ -51,6 +52,7 @@ def flash_attention(
     ----------
     q : array, shape ``(b, sq, h, d)``
         Queries: float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; d from 1 to 256.
+        FP8 (``ml_dtypes.float8_e4m3fn``; on a GPU uint8 holds its bits) without a backward.
         NumPy, CuPy, or any object with ``__dlpack__`` or ``__cuda_array_interface__``; any
         strides. Without the batch axis (3-D) the results have none either.
     k : array, shape ``(b, sk, hk, d)``
@@ -91,13 +93,19 @@ def flash_attention(
         Tile sizes; None = chosen (see `choose_tiling`), from what ``python -m cupyflash bench
         --tune`` remembers for calls like this one, else from the engine's table. The backward
         uses them too where they fit its kernels.
-    out : array of out's shape and q's dtype, optional
+    q_descale, k_descale, v_descale : float or float32 array ``(b, hk)`` or ``(1, hk)``, default 1
+        FP8 only: what q, k and v stand for is their numbers times these positive factors, see
+        `quantize_fp8`; q's are those of the key-value head of its group.
+    out_dtype : dtype, default q's; for FP8 bfloat16
+        Of the output: FP8 calls may ask for bfloat16, float16 or float32.
+    out : array of out's shape and dtype, optional
         Where to write the result, any strides; returned itself.
 
     Returns
     -------
     array, shape ``(b, sq, h, dv)``
-        NumPy for host input, CuPy for device input, of q's dtype; rows that see no key are 0.
+        NumPy for host input, CuPy for device input, of q's dtype (FP8: `out_dtype`); rows that see
+        no key are 0.
 
     Raises
     ------
@@ -127,7 +135,8 @@ def flash_attention(
     """
     options = Options(
         causal, window, softmax_scale, softcap, mask, block_mask, bias, alibi_slopes, sinks,
-        score_mod, dropout_p, seed, layout, engine, tiling,
+        score_mod, dropout_p, seed, layout, engine, tiling, q_descale, k_descale, v_descale,
+        out_dtype,
     )  # fmt: skip
     recipe = _recipe.find(q, k, v, options) if out is None else None
     if recipe is not None:
@@ -159,6 +168,10 @@ def flash_attention_forward(
     layout: str = "bshd",
     engine: str | None = None,
     tiling: Tiling | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
     out: Any = None,
 ) -> tuple[Array, SavedState]:
     """Like `flash_attention`, and keep what the backward needs.
@@ -174,9 +187,10 @@ def flash_attention_forward(
     """
     options = Options(
         causal, window, softmax_scale, softcap, mask, block_mask, bias, alibi_slopes, sinks,
-        score_mod, dropout_p, seed, layout, engine, tiling,
+        score_mod, dropout_p, seed, layout, engine, tiling, q_descale, k_descale, v_descale,
+        out_dtype,
     )  # fmt: skip
-    return _saved_forward(_validate.bind(q, k, v, options, out=out))
+    return _dispatch.saved_forward(_validate.bind(q, k, v, options, out=out))
 
 
 def flash_attention_backward(
@@ -206,6 +220,8 @@ def flash_attention_backward(
     ------
     TypeError, ValueError
         `dout` or `dlse` does not fit the saved call, or `saved` is something else.
+    UnsupportedError
+        The saved call was an FP8 one.
 
     Notes
     -----
@@ -219,114 +235,12 @@ def flash_attention_backward(
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
     place, out = saved._call.place, as_array(saved.out, "out")
-    _validate.require_score_derivative(saved._call)
+    _validate.require_backward(saved._call)
     grad_out = _validate.bind_gradient(dout, "dout", out, place, out.dtype)
     grad_lse = None
     if dlse is not None:
         grad_lse = _validate.bind_gradient(dlse, "dlse", saved.row_max, place, saved.row_max.dtype)
     return _dispatch.backward(saved, grad_out, grad_lse, deterministic)
-
-
-def flash_attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] | None = None,
-    softmax_scale: float | None = None,
-    softcap: float | None = None,
-    mask: Any = None,
-    block_mask: Any = None,
-    bias: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    score_mod: Any = None,
-    dropout_p: float = 0.0,
-    seed: Any = None,
-    layout: str = "bshd",
-    engine: str | None = None,
-    tiling: Tiling | None = None,
-    out: Any = None,
-) -> Array:
-    """Attention over sequences of different lengths, packed one behind another.
-
-    Parameters
-    ----------
-    q : array, shape ``(total_q, h, d)``
-        With ``layout="bhsd"`` ``(h, total_q, d)``; k and v alike.
-    k : array, shape ``(total_k, hk, d)``
-    v : array, shape ``(total_k, hk, dv)``
-    cu_seqlens_q, cu_seqlens_k : int32 array, shape ``(b + 1,)``
-        Sequence n takes rows ``cu_seqlens[n]`` to ``cu_seqlens[n + 1]``; starting at 0,
-        non-decreasing, on host or device. Zero lengths are fine.
-    max_seqlen_q, max_seqlen_k : int, optional
-        Hints; never needed, never trusted.
-    mask, bias : array, optional
-        Broadcastable to ``(b, h, max sq, max sk)``, indexed inside the sequence.
-
-    The other parameters and errors are those of `flash_attention`; ``block_mask`` raises
-    `UnsupportedError`.
-
-    Returns
-    -------
-    array, shape ``(total_q, h, dv)``
-        Rows past ``cu_seqlens_q[-1]`` are 0.
-    """
-    options = Options(
-        causal, window, softmax_scale, softcap, mask, block_mask, bias, alibi_slopes, sinks,
-        score_mod, dropout_p, seed, layout, engine, tiling,
-    )  # fmt: skip
-    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    call = _validate.bind(q, k, v, options, out=out, sequences=sequences)
-    result, _, _ = _dispatch.forward(call, save=False)
-    return result
-
-
-def flash_attention_varlen_forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] | None = None,
-    softmax_scale: float | None = None,
-    softcap: float | None = None,
-    mask: Any = None,
-    block_mask: Any = None,
-    bias: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    score_mod: Any = None,
-    dropout_p: float = 0.0,
-    seed: Any = None,
-    layout: str = "bshd",
-    engine: str | None = None,
-    tiling: Tiling | None = None,
-    out: Any = None,
-) -> tuple[Array, SavedState]:
-    """Like `flash_attention_varlen`, and keep what the backward needs.
-
-    Returns
-    -------
-    out : array, shape ``(total_q, h, dv)``
-    saved : SavedState
-        Its statistics have shape ``(h, total_q)``.
-    """
-    options = Options(
-        causal, window, softmax_scale, softcap, mask, block_mask, bias, alibi_slopes, sinks,
-        score_mod, dropout_p, seed, layout, engine, tiling,
-    )  # fmt: skip
-    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _saved_forward(_validate.bind(q, k, v, options, out=out, sequences=sequences))
 
 
 def choose_tiling(
@@ -349,6 +263,10 @@ def choose_tiling(
     layout: str = "bshd",
     engine: str | None = None,
     tiling: Tiling | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
     out: Any = None,
     device: int | None = None,
 ) -> Tiling:
@@ -368,15 +286,11 @@ def choose_tiling(
     """
     options = Options(
         causal, window, softmax_scale, softcap, mask, block_mask, bias, alibi_slopes, sinks,
-        score_mod, dropout_p, seed, layout, engine, tiling,
+        score_mod, dropout_p, seed, layout, engine, tiling, q_descale, k_descale, v_descale,
+        out_dtype,
     )  # fmt: skip
     call = _validate.bind(q, k, v, options, out=out)
     place = call.place if device is None else Place(_options.integer(device, "device"))
     return _engines.choose_tiling(
         call.problem, place, call.options.engine, call.options.tiling, call.operands
     )
-
-
-def _saved_forward(call: _validate.Call) -> tuple[Array, SavedState]:
-    out, row_max, row_sum = _dispatch.forward(call, save=True)
-    return out, SavedState(*call.arrays, out, row_max, row_sum, call.options, call)

@@ -16,11 +16,10 @@ from cupyflash._sdpa import scaled_dot_product_attention
 from cupyflash.attention import (
     flash_attention,
     flash_attention_forward,
-    flash_attention_varlen,
-    flash_attention_varlen_forward,
 )
 from cupyflash.errors import UnsupportedError
 from cupyflash.kvcache import flash_attention_with_kvcache
+from cupyflash.varlen import flash_attention_varlen, flash_attention_varlen_forward
 
 __all__ = [
     "flash_attn_func",

@@ -38,6 +38,10 @@ def flash_attention_with_kvcache(
     batch_invariant: bool = False,
     return_lse: bool = False,
     engine: str | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """Append new tokens to a cache of keys and values, and attend to it.
 
@@ -87,6 +91,10 @@ def flash_attention_with_kvcache(
     return_lse : bool, default False
         Also return lse.
     engine : None, "numpy", "simt" or "mma", default None
+    q_descale, k_descale, v_descale : float or float32 array ``(b, hk)`` or ``(1, hk)``, default 1
+    out_dtype : dtype, default q's; for FP8 bfloat16
+        For FP8, where q, both caches and the new tokens are e4m3 with the same scales, and nothing
+        can be turned by rotary positions: see `flash_attention` and `quantize_fp8`.
 
     Returns
     -------
@@ -137,6 +145,8 @@ def flash_attention_with_kvcache(
         options={
             "causal": causal, "window": window, "softmax_scale": softmax_scale,
             "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks, "engine": engine,
+            "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
+            "out_dtype": out_dtype,
         },
     )  # fmt: skip
     with call.place.current():

@@ -18,6 +18,8 @@ DTYPES = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)  # inputs only, so no row of the tables of dtypes
+FLOAT8_ENGINES = ("numpy", "simt")
 
 
 class Shape(NamedTuple):

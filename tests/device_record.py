@@ -25,6 +25,7 @@ COVERED = (  # what a GPU run vouches for
     "kernels/**/*.cuh",
     "kernels/**/*.cu",
     "cupyflash/_arrays.py",
+    "cupyflash/_descale.py",
     "cupyflash/_dispatch.py",
     "cupyflash/_engines.py",
     "cupyflash/_extras.py",
@@ -36,6 +37,7 @@ COVERED = (  # what a GPU run vouches for
     "cupyflash/attention.py",
     "cupyflash/state.py",
     "cupyflash/tiling.py",
+    "cupyflash/varlen.py",
     "cupyflash/_cuda/**/*.py",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -58,6 +59,12 @@ def require(engine: str, *features: str) -> None:
         pytest.skip(f"engine {engine!r} does not serve: {', '.join(sorted(missing))}")
 
 
+def require_float8(engine: str) -> None:
+    """Skip the test if the engine does not serve FP8 inputs."""
+    if engine not in cases.FLOAT8_ENGINES:
+        pytest.skip(f"engine {engine!r} does not serve FP8")
+
+
 def call(
     engine: str,
     q: Array,
@@ -99,7 +106,9 @@ def call(
 
 
 def _assert_forms(result: Result, q: Array, k: Array, v: Array, layout: str, options: Any) -> None:
-    expected = {"out": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
+    default = ml_dtypes.bfloat16 if q.dtype == cases.FLOAT8 else q.dtype
+    out_dtype = np.dtype(options.get("out_dtype") or default)
+    expected = {"out": ((*q.shape[:-1], v.shape[-1]), out_dtype)}
     statistics = q.shape[:-1] if layout == "bhsd" else (*q.shape[:-3], q.shape[-2], q.shape[-3])
     wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
     expected |= dict.fromkeys(("row_max", "row_sum", "lse"), (statistics, wide))

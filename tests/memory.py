@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 
 import cupyflash
@@ -28,6 +29,8 @@ def to_engine(engine: str, x: Any) -> Any:
         return cupyflash.ScoreMod(x.forward, x.backward, params)
     if not isinstance(x, np.ndarray):
         return x
+    if x.dtype == ml_dtypes.float8_e4m3fn:
+        x = x.view(np.uint8)  # as on a GPU
     import cupy
 
     if x.size == 0:

@@ -111,6 +111,13 @@ class ScoreLayout(NamedTuple):
         return *distances, *(OPEN if length == 1 else length for length in self.shape[2:])
 
 
+def _per_head(array: Any) -> Strides:
+    """Return the strides in bytes of ``(1 or b, heads)``; 0 where one serves all, or None."""
+    if array is None:
+        return (0, 0)
+    return (0 if array.shape[0] == 1 else array.strides[0], array.strides[1])
+
+
 class OptionalLayout(NamedTuple):
     """Strides, in bytes, of the optional arrays of a call."""
 
@@ -123,17 +130,15 @@ class OptionalLayout(NamedTuple):
     block_size: tuple[int, int]
     param_sizes: tuple[int, ...]  # elements of a score_mod's arrays
     bias_bytes: int  # that an access along the bias's rows may move at once
+    descales: tuple[Strides, Strides, Strides]  # of q, k, v by (batch, head); 0 if absent
 
     @classmethod
     def of(cls, operands: Operands) -> OptionalLayout:
         slopes, sinks = operands.alibi_slopes, operands.sinks
-        alibi = (0, 0)
-        if slopes is not None:
-            alibi = (0 if slopes.shape[0] == 1 else slopes.strides[0], slopes.strides[1])
         block_mask = operands.block_mask
         mask, inner_mask = operands.masks
         return cls(
-            alibi,
+            _per_head(slopes),
             (0,) if sinks is None else tuple(sinks.strides),
             ScoreLayout.of(mask),
             ScoreLayout.of(inner_mask),
@@ -142,6 +147,11 @@ class OptionalLayout(NamedTuple):
             (1, 1) if block_mask is None else block_mask.block_size,
             tuple(array.size for array in operands.score_arrays),
             row_bytes(operands.bias),
+            (
+                _per_head(operands.query_descale),
+                _per_head(operands.key_descale),
+                _per_head(operands.value_descale),
+            ),
         )
 
     def scores(self, mask_shape: tuple[int, ...]) -> npt.NDArray[np.void]:
@@ -172,6 +182,9 @@ def optional_addresses(operands: Operands) -> dict[str, Any]:
         "inner_mask": address(inner_mask),
         "bias": address(operands.bias),
         "score_params": tuple(map(address, operands.score_arrays)),
+        "query_descale": address(operands.query_descale),
+        "key_descale": address(operands.key_descale),
+        "value_descale": address(operands.value_descale),
         "blocks": 0 if block_mask is None else address(block_mask.blocks),
         "seed_address": address(seed) if on_device else 0,
         "seed": 0 if on_device else int(seed),
@@ -210,10 +223,10 @@ def fill(
     optional : OptionalLayout
         Of the call's operands.
     """
-    itemsize = ITEMSIZE[problem.dtype]
     accumulator = ITEMSIZE[problem.accumulator_dtype]
     for name, strides in heads.items():
-        params[f"{name}_strides"] = head_strides(strides, itemsize)
+        dtype = problem.output_dtype if name == "out" else problem.dtype
+        params[f"{name}_strides"] = head_strides(strides, ITEMSIZE[dtype])
     for name, given in statistics.items():
         if given is not None:
             params[f"{name}_strides"] = statistic_strides(given, accumulator)

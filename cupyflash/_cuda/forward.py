@@ -26,7 +26,13 @@ from cupyflash._cuda.forward_wgmma import wgmma_arguments
 from cupyflash._cuda.kernel import VECTOR_BYTES
 from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
-from cupyflash._cuda.params import FORWARD_PARAMS, FORWARD_POINTERS, pointers_of
+from cupyflash._cuda.params import (
+    FORWARD_DESCALES,
+    FORWARD_PARAMS,
+    FORWARD_POINTERS,
+    ITEMSIZE,
+    pointers_of,
+)
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
 from cupyflash._cuda.score_check import check_once
 from cupyflash._cuda.scratch import allocate
@@ -152,6 +158,10 @@ def forward_params(problem: Problem, layout: ForwardLayout) -> npt.NDArray[np.vo
     heads = {name: getattr(layout, name) for name in ("query", "key", "value", "out")}
     statistics = {"row_max": layout.row_max, "row_sum": layout.row_sum}
     fill(params, problem, heads, statistics, layout.optional)
+    float32 = ITEMSIZE["float32"]
+    for name, (batch, head) in zip(FORWARD_DESCALES, layout.optional.descales, strict=True):
+        params[f"{name}_strides"] = batch // float32, head // float32
+    params["value_scale"] = problem.value_scale
     return params
 
 

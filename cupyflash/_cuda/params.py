@@ -12,6 +12,7 @@ __all__ = [
     "ATTENTION",
     "BACKWARD_PARAMS",
     "BACKWARD_POINTERS",
+    "FORWARD_DESCALES",
     "FORWARD_PARAMS",
     "FORWARD_POINTERS",
     "ITEMSIZE",
@@ -22,7 +23,7 @@ __all__ = [
     "size_assertion",
 ]
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1}
 
 SCORE_PARAMS = 8  # named arrays of a score_mod, at most
 
@@ -34,6 +35,8 @@ def _struct(*fields: tuple[str, Any]) -> np.dtype[np.void]:
 
 
 _STRIDES = _struct(("batch", np.int64), ("row", np.int64), ("head", np.int64))
+
+_DESCALE_STRIDES = _struct(("batch", np.int64), ("head", np.int64))
 
 _SCORE_STRIDES = _struct(
     ("batch", np.int64),
@@ -89,6 +92,7 @@ _FIRST_OPTIONAL = (
     "mask"  # pointers from here on are null in calls without a feature that needs them
 )
 
+FORWARD_DESCALES = ("query_descale", "key_descale", "value_descale")
 FORWARD_POINTERS = (
     "query",
     "key",
@@ -108,12 +112,15 @@ FORWARD_POINTERS = (
     "seed_address",
     "seed",
     "score_params",
+    *FORWARD_DESCALES,
 )
 FORWARD_PARAMS = _struct(
     *map(_pointer, FORWARD_POINTERS),
     *((f"{name}_strides", _STRIDES) for name in FORWARD_POINTERS[:6]),
     ("attention", ATTENTION),
     ("scores", SCORE_ARRAYS),
+    *((f"{name}_strides", _DESCALE_STRIDES) for name in FORWARD_DESCALES),
+    ("value_scale", np.float64),
 )
 
 BACKWARD_POINTERS = (
@@ -166,6 +173,6 @@ def size_assertion(name: str, dtype: np.dtype[np.void]) -> str:
 
 def pointers_of(names: tuple[str, ...], problem: Problem) -> tuple[str, ...]:
     """Return those of a struct's pointers that a launch sets: the others are null."""
-    if problem.dropout_p or problem.extras - {"alibi_slopes", "sinks"}:
+    if problem.dropout_p or problem.is_float8 or problem.extras - {"alibi_slopes", "sinks"}:
         return names
     return names[: names.index(_FIRST_OPTIONAL)]

@@ -54,7 +54,7 @@ __all__ = [
     "plan_forward",
 ]
 
-SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn"})
 LEAST_CAPABILITY = (7, 5)
 SUPPORTED_FEATURES = frozenset(
     {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
@@ -185,8 +185,9 @@ def plan_forward(
     tile = choose_tile(problem, device, candidates, forward_bytes, wide)
     config = ForwardConfig(
         **_common(problem, device, tile.resident, tile.streamed, tile.warps),
+        out_dtype=problem.output_dtype,
         load_width=_width(problem, vector_bytes, problem.head_dim, problem.head_dim_v),
-        store_width=_store_width(problem, store_bytes, problem.head_dim_v),
+        store_width=_store_width(problem, problem.output_dtype, store_bytes, problem.head_dim_v),
         sinks="sinks" in problem.extras,
     )
     rows = row_tiles(problem, problem.seqlen_q, tile.resident) * problem.num_heads
@@ -216,7 +217,7 @@ def plan_backward(
     dims = (problem.head_dim, problem.head_dim_v)
     widths: dict[str, Any] = {
         "load_width": _width(problem, vector_bytes, *dims),
-        "store_width": _store_width(problem, store_bytes, *dims),
+        "store_width": _store_width(problem, problem.dtype, store_bytes, *dims),
         "exact_sums": deterministic
         and problem.score_mod is not None
         and bool(problem.score_mod.floating),
@@ -296,7 +297,7 @@ def _common(
         "block_m": block_m,
         "block_n": block_n,
         "warps": warps,
-        # 16-bit values are converted on their way to shared memory, which a copy cannot do.
+        # Short values are converted on their way to shared memory, which a copy cannot do.
         "async_copy": problem.dtype in ("float32", "float64")
         and device.compute_capability >= (8, 0),
         **score_features(problem),
@@ -308,11 +309,10 @@ def _width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
     return access_width(vector_bytes, ITEMSIZE[problem.dtype], *head_dims)
 
 
-def _store_width(problem: Problem, vector_bytes: int, *head_dims: int) -> int:
+def _store_width(problem: Problem, dtype: str, vector_bytes: int, *head_dims: int) -> int:
     """Return the same for stores: at most the columns that a lane has next to each other."""
-    return math.gcd(
-        _width(problem, vector_bytes, *head_dims), VECTOR_BYTES // accumulator_bytes(problem)
-    )
+    width = access_width(vector_bytes, ITEMSIZE[dtype], *head_dims)
+    return math.gcd(width, VECTOR_BYTES // accumulator_bytes(problem))
 
 
 def _tiling(config: ForwardConfig | BackwardConfig) -> Tiling:

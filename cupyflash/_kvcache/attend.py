@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cupyflash._arrays import place_of
+from cupyflash._kvcache.call import PER_ENTRY
 from cupyflash._kvcache.entries import Entries
 from cupyflash._kvcache.last_token import grouped, ungrouped, without_window
 from cupyflash._kvcache.rows import Rows
-from cupyflash.attention import flash_attention_varlen_forward
 from cupyflash.merge import merge_states
+from cupyflash.varlen import flash_attention_varlen_forward
 
 Array = Any
 
@@ -60,20 +63,30 @@ def attend_one_by_one(
 ) -> tuple[Array, Array]:
     """`attend`, each entry in a call of its own, so that no plan depends on the others."""
     results = []
-    slopes = options["alibi_slopes"]
-    for entry in range(query.shape[0]):
+    batch = query.shape[0]
+    for entry in range(batch):
         one = slice(entry, entry + 1)
         mine = Entries(entries.begin[one], entries.used[one], entries.end[one], entries.longest)
         stop = int(mine.end[0]) if entries.on_host else entries.longest
         part = slice(entry * rows.step, entry * rows.step + stop)
-        own = options
-        if slopes is not None and slopes.ndim == 2:
-            own = options | {"alibi_slopes": slopes[one]}
+        own = _with_entries(options, batch, operator.itemgetter(one))
         own_rows = Rows(rows.key[part], rows.value[part], rows.step)
         results.append(attend(query[one], own_rows, mine, num_splits, own))
     xp = place_of(query).namespace
     out, lse = (xp.concatenate(parts) for parts in zip(*results, strict=True))
     return out, lse
+
+
+def _with_entries(
+    options: dict[str, Any], batch: int, change: Callable[[Array], Array]
+) -> dict[str, Any]:
+    """`options` with other entries in those that have an axis of them."""
+    found = {name: options[name] for name in PER_ENTRY}
+    return options | {
+        name: change(x)
+        for name, x in found.items()
+        if getattr(x, "ndim", 0) == 2 and len(x) == batch
+    }
 
 
 def _parts(query: Array, rows: Rows, edges: Array, options: dict[str, Any]) -> tuple[Array, Array]:
@@ -96,9 +109,7 @@ def _parts(query: Array, rows: Rows, edges: Array, options: dict[str, Any]) -> t
     repeated = array.broadcast_to(
         query[:, None], (batch, parts, seqlen_q, num_heads, head_dim)
     ).reshape(-1, num_heads, head_dim)
-    slopes = options["alibi_slopes"]
-    if slopes is not None and slopes.ndim == 2:
-        options = options | {"alibi_slopes": array.repeat(slopes, parts + 1, axis=0)}
+    options = _with_entries(options, batch, lambda x: array.repeat(x, parts + 1, axis=0))
     out, saved = flash_attention_varlen_forward(
         repeated, rows.key, rows.value, *cu_seqlens, **options
     )

@@ -12,8 +12,10 @@ from cupyflash._arrays import (
     HOST,
     Place,
     as_array,
+    as_operand,
     describe,
     is_cupy,
+    is_float8,
     memory_overlaps,
     overlaps_itself,
     place_of,
@@ -24,10 +26,13 @@ from cupyflash._kvcache.rotary import Rotary, bind_rotary, require_angles
 from cupyflash._kvcache.storage import Storage, bind_storage, require_pages
 from cupyflash._options import Options
 from cupyflash._validate import Sequences
+from cupyflash.errors import UnsupportedError
 
 Array = Any
 
 MAX_PARTS = 128  # more than any GPU could use for one entry; each costs memory
+# Options that may be arrays with an axis of entries.
+PER_ENTRY = ("alibi_slopes", "q_descale", "k_descale", "v_descale")
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def bind(
     options: dict[str, Any],
 ) -> CacheCall:
     """Check one call; errors as in `flash_attention_with_kvcache`."""
-    query = as_array(q, "q")
+    query = as_operand(q, "q")
     place = place_of(query)
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
@@ -85,6 +90,11 @@ def bind(
         cache_seqlens, cache_leftpad, query.shape[0], new_length, storage.capacity, place
     )
     require_pages(storage, entries)
+    if is_float8(query) and not (rotary_cos is None and rotary_sin is None):
+        raise UnsupportedError(
+            "rotary_cos and rotary_sin turn q and the new k, which FP8 would round once more; "
+            "turn them before quantize_fp8"
+        )
     rotary = bind_rotary(rotary_cos, rotary_sin, rotary_interleaved, query, place)
     windowed = any(side is not None for side in options["window"] or ())
     each = bool(options["causal"]) or windowed
@@ -108,7 +118,7 @@ def bind(
 def _caches(query: Array, k_cache: Any, v_cache: Any, place: Place) -> tuple[Array, Array]:
     if query.ndim != 4:
         raise ValueError(f"q must have 4 axes (b, sq, h, d), got {describe(query)}")
-    key, value = as_array(k_cache, "k_cache"), as_array(v_cache, "v_cache")
+    key, value = as_operand(k_cache, "k_cache"), as_operand(v_cache, "v_cache")
     for name, cache in (("k_cache", key), ("v_cache", value)):
         require_place(cache, name, place)
         _require_dtype(name, cache, query)
@@ -133,7 +143,7 @@ def _new_tokens(
         return None
     if k is None or v is None:
         raise ValueError(f"k and v go together; {'k' if k is None else 'v'} is missing")
-    new_key, new_value = as_array(k, "k"), as_array(v, "v")
+    new_key, new_value = as_operand(k, "k"), as_operand(v, "v")
     length = new_key.shape[1] if new_key.ndim == 4 else "s_new"
     for name, new, cache in (("k", new_key, key), ("v", new_value, value)):
         require_place(new, name, place)
@@ -180,11 +190,12 @@ def _bound_options(
             sequences=Sequences(ends, np.zeros_like(ends)),
         )
     _engines.select(call.problem, place, call.options.engine)
-    slopes = options["alibi_slopes"]
-    return options | {
-        "causal": causal,
-        "alibi_slopes": None if slopes is None else as_array(slopes, "alibi_slopes"),
+    taken = {
+        name: as_array(options[name], name)
+        for name in PER_ENTRY
+        if options[name] is not None and not isinstance(options[name], (int, float, np.number))
     }
+    return options | {"causal": causal} | taken
 
 
 # --- what is written -----------------------------------------------------------------------------
@@ -197,7 +208,7 @@ def _require_writable(name: str, given: Any, cache: Array) -> None:
         raise ValueError(f"{name} has elements that share memory (strides {cache.strides})")
     taken_as_is = isinstance(given, np.ndarray) or is_cupy(given)
     if place_of(cache) == HOST and not taken_as_is and cache.size:
-        again = as_array(given, name)  # a copy would be written into, and nobody would see it
+        again = as_operand(given, name)  # a copy would be written into, and nobody would see it
         if not memory_overlaps(again, cache):
             raise TypeError(
                 f"{name} ({type(given).__module__}.{type(given).__name__}) does not share its "

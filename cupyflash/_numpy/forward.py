@@ -49,11 +49,11 @@ def forward(
                     for span in head.query_spans():
                         rows = slice(*span)
                         query_tile = query[rows].astype(dtype)
-                        query_tile *= problem.softmax_scale
+                        query_tile *= head.query_scale
                         accumulator, softmax = _attend(
                             head, span, query_tile, key, value, scratch, problem.head_dim_v
                         )
-                        accumulator *= softmax.normaliser() * head.keep_factor
+                        accumulator *= softmax.normaliser() * (head.keep_factor * head.value_scale)
                         head_out[rows] = accumulator
                         head_max[rows] = softmax.row_max[:, 0]
                         head_sum[rows] = softmax.row_sum[:, 0]

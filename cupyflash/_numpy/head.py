@@ -32,6 +32,14 @@ class Head:
         self.sink = None if operands.sinks is None else float(operands.sinks[head])
         # Dropout multiplies what it keeps by this factor.
         self.keep_factor = 1 / (1 - problem.dropout_p)
+        entry, head_kv = sequence.entry, head // problem.group_size
+        self.query_scale = finite(
+            problem.softmax_scale
+            * factor(operands.query_descale, entry, head_kv)
+            * factor(operands.key_descale, entry, head_kv),
+            problem.accumulator_dtype,
+        )
+        self.value_scale = problem.value_scale * factor(operands.value_descale, entry, head_kv)
         self._dropout_p = problem.dropout_p
         self._seed = operands.seed
         self._key_range = KeyRange(problem, operands, tiling, sequence, head)
@@ -56,6 +64,17 @@ class Head:
         keys = np.arange(tile.key_start, tile.key_stop)
         entry = self.sequence.entry
         return keep_mask(self._seed, entry, self.head, queries, keys, self._dropout_p)
+
+
+def factor(descale: Array | None, entry: int, head_kv: int) -> float:
+    """What the numbers of a head are to be multiplied by."""
+    return 1.0 if descale is None else float(descale[entry if len(descale) > 1 else 0, head_kv])
+
+
+def finite(scale: float, dtype: str) -> float:
+    """The nearest finite number of `dtype`."""
+    largest = float(np.finfo(dtype).max)
+    return max(-largest, min(scale, largest))
 
 
 def query_heads(problem: Problem, head_kv: int) -> range:

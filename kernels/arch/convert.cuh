@@ -1,6 +1,7 @@
 // cvt: between storage elements and accumulators, rounding to nearest even.
 #pragma once
 
+#include "common/float8.cuh"
 #include "common/types.cuh"
 
 namespace cupyflash {

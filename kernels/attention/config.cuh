@@ -6,11 +6,12 @@
 namespace cupyflash {
 
 struct ForwardConfig {
-  DataType dtype;
-  int head_dim;    // of q and k, padded to a multiple of 32
-  int head_dim_v;  // of v and out, padded likewise
-  int block_m;     // queries of a tile
-  int block_n;     // keys of a tile
+  DataType dtype;      // of q, k and v
+  DataType out_dtype;  // of out
+  int head_dim;        // of q and k, padded to a multiple of 32
+  int head_dim_v;      // of v and out, padded likewise
+  int block_m;         // queries of a tile
+  int block_n;         // keys of a tile
   int warps;
   int load_width;   // elements that one load from global memory moves
   int store_width;  // elements that one store moves

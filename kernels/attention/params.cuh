@@ -67,6 +67,12 @@ struct Attention {
   unsigned dropout_threshold;  // kept are random words from here on
 };
 
+/// Factors of heads, distances in elements; 0 where one serves all.
+struct DescaleStrides {
+  int64 batch;
+  int64 head;
+};
+
 struct ForwardParams {
   const void* query;          // (b, sq, h, d); varlen (total_q, h, d)
   const void* key;            // (b, sk, hk, d)
@@ -86,6 +92,9 @@ struct ForwardParams {
   const uint64* seed_address;  // null: the seed is `seed`
   uint64 seed;
   const void* score_params[8];  // the named arrays of a score_mod
+  const float* query_descale;   // (1 or b, hk), FP8 only; null: 1
+  const float* key_descale;
+  const float* value_descale;
   Strides query_strides;
   Strides key_strides;
   Strides value_strides;
@@ -94,6 +103,10 @@ struct ForwardParams {
   Strides row_sum_strides;
   Attention attention;
   ScoreArrays scores;
+  DescaleStrides query_descale_strides;
+  DescaleStrides key_descale_strides;
+  DescaleStrides value_descale_strides;
+  double value_scale;  // times value_descale: from sums of v's numbers to the output
 };
 
 struct BackwardParams {

@@ -7,14 +7,19 @@ using int64 = long long;
 using uint64 = unsigned long long;
 using uint8 = unsigned char;
 
-enum class DataType { float16, bfloat16, float32, float64 };
+enum class DataType { float16, bfloat16, float32, float64, float8_e4m3fn };
 
-/// 16-bit storage formats: only `convert` does something with them, so no CUDA header is needed.
+__device__ constexpr bool is_float8(DataType dtype) { return dtype == DataType::float8_e4m3fn; }
+
+/// Short storage formats: only conversions do something with them, so no CUDA header is needed.
 struct Float16 {
   unsigned short bits;
 };
 struct BFloat16 {
   unsigned short bits;
+};
+struct Float8E4M3 {
+  unsigned char bits;
 };
 
 template <DataType dtype>
@@ -38,6 +43,12 @@ template <>
 struct TypesOf<DataType::float64> {
   using Element = double;
   using Accumulator = double;
+};
+
+template <>
+struct TypesOf<DataType::float8_e4m3fn> {
+  using Element = Float8E4M3;
+  using Accumulator = float;
 };
 
 template <DataType dtype>

@@ -12,9 +12,9 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
   using Shape = ForwardShape<config>;
   using T = typename Shape::T;
   const Sequence& sequence = tile.sequence;
-  const auto out = head_rows<Element<config.dtype>>(params.out, params.out_strides, sequence.batch,
-                                                    sequence.first_query, tile.head,
-                                                    params.attention.head_dim_v);
+  const auto out = head_rows<Element<config.out_dtype>>(params.out, params.out_strides,
+                                                        sequence.batch, sequence.first_query,
+                                                        tile.head, params.attention.head_dim_v);
   T* row_max = statistic_row<T>(params.row_max, params.row_max_strides, sequence, tile.head);
   T* row_sum = statistic_row<T>(params.row_sum, params.row_sum_strides, sequence, tile.head);
 
@@ -29,6 +29,9 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
     }
     factor *= inverse_sum(state.softmax.row_sum[i]);
     if constexpr (config.dropout) factor *= T(params.attention.keep_factor);
+    if constexpr (is_float8(config.dtype)) {
+      factor *= descaled_value<T>(params, sequence, tile.head);
+    }
     store_row<config.store_width>(out, row, state.sums.at[i], factor);
     if (LaneGrid::col() != 0) continue;
     if (row_max != nullptr) row_max[row * params.row_max_strides.row] = state.softmax.row_max[i];

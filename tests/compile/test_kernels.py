@@ -71,6 +71,15 @@ def test_all_features_together(dtype: str) -> None:
     check(plan_backward(problem, Device.known("sm_80")), "sm_80")
 
 
+@pytest.mark.parametrize(
+    ("arch", "head_dim", "out_dtype"),
+    [("sm_75", 64, "bfloat16"), ("sm_90a", 128, "float16"), ("sm_120", 256, "float32")],
+)
+def test_float8(arch: str, head_dim: int, out_dtype: str) -> None:
+    problem = problem_of("float8_e4m3fn", head_dim, True, out_dtype=out_dtype, varlen=True)
+    check(plan_forward(problem, Device.known(arch)), arch)
+
+
 MASKS = {"masks": 2, "mask_shape": (2, 1, 999, 999), "extras": frozenset({"mask", "block_mask"})}
 BIAS = {"bias_dtype": "float32", "bias_shape": (1, 4, 999, 999), "extras": frozenset({"bias"})}
 EVERYTHING = {

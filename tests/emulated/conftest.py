@@ -23,6 +23,8 @@ CHOSEN = (
     r"two_features\[.*-(causal-bias|window-varlen|mask-dropout|bias-gqa|softcap-alibi)\]",
     r"rows_that_see_no_key",
     r"tiles_that_nothing_meets",
+    r"float8_feature_alone\[.*-(plain|varlen)\]",
+    r"every_number_is_read_exactly",
     r"grouped_heads_are_repeated_heads\[.*float16\]",
 )
 

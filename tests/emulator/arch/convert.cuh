@@ -1,6 +1,7 @@
 // Host version of kernels/arch/convert.cuh.
 #pragma once
 
+#include "common/float8.cuh"
 #include "common/types.cuh"
 
 namespace cupyflash {

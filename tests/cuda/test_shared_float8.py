@@ -1,0 +1,3 @@
+"""tests/unit/test_float8.py on the GPU engines."""
+
+from tests.unit.test_float8 import *  # noqa: F403
