@@ -204,7 +204,7 @@ def test_bias_of_minus_infinity_hides(engine, rng):
 # --- large and small numbers --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bias", [-1e30, -3e38, -1e9, 1e30])
+@pytest.mark.parametrize("bias", [-1e30, -3.38e38, -1e9, 1e30, 3.38e38])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_huge_biases_are_ordinary_numbers(engine, rng, bias, everywhere):
     arguments = draw(rng, Shape(), usual_dtype(engine))
