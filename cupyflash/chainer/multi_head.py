@@ -135,9 +135,17 @@ class MultiHeadAttention(chainer.Chain):
             mask=mask,
             **arrays,
         )
-        out = F.reshape(out, (*out.shape[:2], self.num_heads * self.head_dim))
-        return F.transpose(self.out(out, n_batch_axes=2), self.axes)
+        *lengths, heads, head_dim = out.shape
+        out = F.reshape(out, (*lengths, heads * head_dim))
+        return F.transpose(_projected(self.out, out), self.axes)
 
     def _heads(self, projection: Any, x: Any, num_heads: int) -> Variable:
-        x = projection(F.transpose(x, self.axes), n_batch_axes=2)
+        x = _projected(projection, F.transpose(x, self.axes))
         return F.reshape(x, (*x.shape[:2], num_heads, self.head_dim))
+
+
+def _projected(projection: Any, x: Variable) -> Variable:
+    """Project ``(B, T, C)``; n_batch_axes would not know how many rows an empty one has."""
+    batch, length, channels = x.shape
+    rows = projection(F.reshape(x, (batch * length, channels)))
+    return F.reshape(rows, (batch, length, rows.shape[1]))

@@ -85,8 +85,8 @@ def FlashAttention(
 
 
 def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Callable[..., Ragged]]:
-    if not len(ragged.data):  # thinc gives it no width either
-        return ragged, lambda grad: grad
+    if not len(ragged.data):
+        return _without_tokens(model, ragged)
     xp, heads, heads_kv = model.ops.xp, model.attrs["num_heads"], model.attrs["num_heads_kv"]
     cu_seqlens = _cu_seqlens(ragged.lengths)
     turn, turn_back = _turns(model, len(ragged.data))
@@ -109,6 +109,16 @@ def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Call
         return Ragged(data, ragged.lengths)
 
     return Ragged(out.reshape(len(out), -1), ragged.lengths), backprop
+
+
+def _without_tokens(model: Model, ragged: Ragged) -> tuple[Ragged, Callable[..., Ragged]]:
+    """No rows, as wide as they would be; the input may have any width, as thinc loses it."""
+    xp, dtype = model.ops.xp, ragged.data.dtype
+
+    def rows(dim: str) -> Ragged:
+        return Ragged(xp.zeros((0, model.get_dim(dim)), dtype), ragged.lengths)
+
+    return rows("nO"), lambda grad: rows("nI")
 
 
 def _cu_seqlens(lengths: Array) -> Array:

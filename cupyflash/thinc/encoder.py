@@ -18,6 +18,7 @@ from thinc.api import (
     with_array,
     with_ragged,
 )
+from thinc.types import Padded, Ragged
 
 from cupyflash.thinc.attention import FlashAttention
 
@@ -130,8 +131,19 @@ def _packed(name: str, layer: Model, width: int) -> Model:
 
 
 def _forward(model: Model, sequences: Any, is_train: bool) -> Any:
+    if not _tokens(sequences):  # thinc's own layers fail or warn without rows; nI is nO
+        return sequences, lambda grads: grads
     return model.layers[0](sequences, is_train)
 
 
+def _tokens(sequences: Any) -> int:
+    if isinstance(sequences, Ragged):
+        return len(sequences.data)
+    if isinstance(sequences, Padded):
+        return int(sequences.lengths.sum())
+    return sum(map(len, sequences))
+
+
 def _initialize(model: Model, X: Any = None, Y: Any = None) -> None:
-    model.layers[0].initialize(X, Y)
+    # Every dimension is known, and without tokens thinc would take them for 0.
+    model.layers[0].initialize(*(x if x is not None and _tokens(x) else None for x in (X, Y)))

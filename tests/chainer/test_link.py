@@ -176,3 +176,32 @@ def test_flash_attention_link(rng):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(**arguments)
+
+
+@pytest.mark.parametrize("layout", ["btc", "bct"])
+@pytest.mark.parametrize("shape", [(0, 5, 8), (3, 0, 8), (0, 0, 8)])
+def test_nothing_to_attend_from(layout, shape):
+    """As in NumPy, no rows in are no rows out; they leave gradients of parameters at 0."""
+    axes = (0, 1, 2) if layout == "btc" else (0, 2, 1)
+    x = chainer.Variable(np.zeros(shape, np.float32).transpose(axes))
+    link = MultiHeadAttention(8, 2, layout=layout, sinks=True)
+    link.cleargrads()
+    out = link(x)
+    out.grad = np.zeros(out.shape, np.float32)
+    out.backward()
+    assert out.shape == x.grad.shape == x.shape and out.dtype == np.float32
+    assert not any(param.grad.any() for param in link.params())
+
+
+def test_nothing_to_attend_to(rng):
+    """Queries that see no key come out as the output's bias."""
+    link = MultiHeadAttention(8, 2, initial_bias=chainer.initializers.Normal())
+    link.cleargrads()
+    x = chainer.Variable(rng.normal(size=(2, 3, 8)).astype(np.float32))
+    key = chainer.Variable(np.zeros((2, 0, 8), np.float32))
+    out = link(x, key)
+    np.testing.assert_array_equal(out.array, np.broadcast_to(link.out.b.array, (2, 3, 8)))
+    out.grad = np.ones(out.shape, np.float32)
+    out.backward()
+    assert not x.grad.any() and key.grad.shape == key.shape
+    np.testing.assert_array_equal(link.out.b.grad, 6)

@@ -18,12 +18,15 @@ pytest.importorskip("thinc", reason="thinc is not installed")
 
 from thinc.api import (
     CupyOps,
+    Linear,
     NumpyOps,
     Ragged,
+    chain,
     fix_random_seed,
     registry,
     set_dropout_rate,
     use_ops,
+    with_array,
 )
 from thinc.util import DataValidationError
 
@@ -104,6 +107,36 @@ def test_containers_agree(ops, rng):
         got = take(out), take(backprop(out))
         for part, right in zip(got, expected, strict=True):
             np.testing.assert_allclose(to_host(ops.flatten(part)), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], []])
+def test_batches_without_tokens(ops, lengths):
+    """As wide as others, forward and backward; nothing warns of means of nothing."""
+    empty = ops.alloc2f(0, 16)
+    layer = FlashAttention(4, 8, num_heads_kv=2)
+    layer.initialize()
+    out, backprop = layer.begin_update(Ragged(ops.alloc2f(0, 64), ops.asarray1i(lengths)))
+    grad = backprop(out)
+    assert (out.dataXd.shape, grad.dataXd.shape) == ((0, 32), (0, 64))
+    assert out.dataXd.dtype == np.float32
+    assert list(to_host(out.lengths)) == list(to_host(grad.lengths)) == lengths
+
+    rows = [empty for _ in lengths]
+    batches = [rows, Ragged(empty, ops.asarray1i(lengths))]
+    batches += [ops.list2padded(rows)] if rows else []
+    projections = MultiHeadAttention(16, 4), TransformerEncoder(16, 1, 4)
+    own = chain(with_array(Linear(64, 16)), layer, with_array(Linear(16, 32)))
+    own.initialize()
+    assert own.predict(Ragged(empty, ops.asarray1i(lengths))).dataXd.shape == (0, 16)
+    for model in projections:
+        model.initialize(X=rows)
+        for batch in batches:
+            out, backprop = model.begin_update(batch)
+            for result in (out, backprop(out)):
+                assert type(result) is type(batch)
+                parts = result if isinstance(result, list) else [result.data]
+                given = batch if isinstance(batch, list) else [batch.data]
+                assert [part.shape for part in parts] == [part.shape for part in given]
 
 
 def test_encoder_gradient_by_finite_differences(ops, rng):
