@@ -51,6 +51,8 @@ class WgmmaForwardConfig:
     block_m: int
     block_n: int
     stages: int
+    query_tiles: int
+    prefetched: int
     store_width: int
     query_in_registers: bool
     raw_scores: bool

@@ -134,6 +134,8 @@ def plan_forward(
         block_m=tile.block_m,
         block_n=tile.block_n,
         stages=tile.stages,
+        query_tiles=tile.query_tiles,
+        prefetched=tile.prefetched,
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim_v),
         query_in_registers=tile.query_in_registers,
         raw_scores=problem.softcap is None and scale_can_wait(problem),

@@ -29,12 +29,18 @@ _VALUE_WIDTHS = (64, 96, 128, 192, 256)
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """Queries, keys, tiles in flight; whether Q stays in registers."""
+    """Queries, keys, tiles in flight; whether Q stays in registers.
+
+    `query_tiles` are in shared memory; `prefetched` key tiles of the next query tile are asked into
+    the L2 cache.
+    """
 
     block_m: int
     block_n: int
     stages: int
     query_in_registers: bool
+    query_tiles: int = 1
+    prefetched: int = 0
 
     @property
     def consumers(self) -> int:
@@ -53,7 +59,7 @@ class WgmmaTile:
         """Return ``WgmmaForwardShape::bytes``; head dims are padded ones here and below."""
         first = _round_up(_BARRIER_BYTES + 4 * self.threads, _PANEL_ALIGNMENT)
         query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
-        columns = self.block_m * query + self.stages * self.block_n * (query + value)
+        columns = self.query_tiles * self.block_m * query + self.stages * self.block_n * (query + value)
         return first + _ITEMSIZE * columns
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:

@@ -12,6 +12,8 @@ struct WgmmaForwardConfig {
   int block_m;      // queries of a tile: 64 a consumer warpgroup
   int block_n;      // keys of a tile
   int stages;       // key tiles, and value tiles, in shared memory
+  int query_tiles;  // likewise
+  int prefetched;   // key tiles of the next query tile that are asked into the L2 cache
   int store_width;  // elements that one store moves
   bool query_in_registers;
   bool raw_scores;  // the scale is left to the exponent

@@ -74,19 +74,23 @@ struct ForwardConsumer {
   struct Queries {
     static constexpr bool kept = config.query_in_registers;
     unsigned at[kept ? steps : 1][4];
-    unsigned round = 0;
+    typename Pipeline::QueryPosition place;
 
     __device__ void take(const ForwardConsumer& loop) {
       const Pipeline& pipeline = loop.pipeline;
-      pipeline.query_full().wait(round);
-      round ^= 1;
+      pipeline.query_full(place).wait(place.round);
       if constexpr (kept) {
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
-          pipeline.query().read(at[step], loop.warp_row, step);
+          pipeline.query(place).read(at[step], loop.warp_row, step);
         }
-        release(pipeline.query_empty());
+        leave(pipeline);
       }
+    }
+    /// Nothing is read of the tile any more.
+    __device__ void leave(const Pipeline& pipeline) {
+      release(pipeline.query_empty(place));
+      place.advance();
     }
   };
 
@@ -166,7 +170,7 @@ struct ForwardConsumer {
     if constexpr (Queries::kept) {
       multiply_rows<config.dtype, steps>(state.scores, state.queries.at, keys);
     } else {
-      multiply_rows<config.dtype, steps>(state.scores, pipeline.query(),
+      multiply_rows<config.dtype, steps>(state.scores, pipeline.query(state.queries.place),
                                          group * Shape::warpgroup_rows, keys);
     }
     commit_products();
@@ -178,7 +182,7 @@ struct ForwardConsumer {
     settle(scores);
     release(pipeline.key_empty(state.key_at));
     state.key_at.advance();
-    if (!Queries::kept && walk.last()) release(pipeline.query_empty());
+    if (!Queries::kept && walk.last()) state.queries.leave(pipeline);
 
     const int first_key = walk.n * config.block_n;
     const int first_query = walk.tile.first_row + warp_row;

@@ -22,7 +22,7 @@ struct WgmmaForwardShape {
   static constexpr int barrier_bytes = 512;
   // A word a thread; tiles start at multiples of 1024.
   static constexpr int query_offset = (barrier_bytes + 4 * config.threads() + 1023) / 1024 * 1024;
-  static constexpr int key_offset = query_offset + QueryTile::bytes;
+  static constexpr int key_offset = query_offset + config.query_tiles * QueryTile::bytes;
   static constexpr int value_offset = key_offset + config.stages * KeyTile::bytes;
   static constexpr int bytes = value_offset + config.stages * ValueTile::bytes;
 };
@@ -47,11 +47,14 @@ template <WgmmaForwardConfig config>
 struct ForwardPipeline {
   using Shape = WgmmaForwardShape<config>;
   using Position = RingPosition<config.stages>;
+  using QueryPosition = RingPosition<config.query_tiles>;
   static constexpr int consumer_warps = 4 * config.consumers();
 
   unsigned shared;  // address of the block's shared memory
 
-  __device__ typename Shape::QueryTile query() const { return {shared + Shape::query_offset}; }
+  __device__ typename Shape::QueryTile query(QueryPosition at) const {
+    return {shared + Shape::query_offset + at.stage * Shape::QueryTile::bytes};
+  }
   __device__ typename Shape::KeyTile key(Position at) const {
     return {shared + Shape::key_offset + at.stage * Shape::KeyTile::bytes};
   }
@@ -61,18 +64,21 @@ struct ForwardPipeline {
 
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
 
-  __device__ AsyncBarrier query_full() const { return {shared}; }
-  __device__ AsyncBarrier query_empty() const { return {shared + 8}; }
-  __device__ AsyncBarrier key_full(Position at) const { return barrier(1, at); }
-  __device__ AsyncBarrier key_empty(Position at) const { return barrier(2, at); }
-  __device__ AsyncBarrier value_full(Position at) const { return barrier(3, at); }
-  __device__ AsyncBarrier value_empty(Position at) const { return barrier(4, at); }
+  __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(0, at.stage); }
+  __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(1, at.stage); }
+  __device__ AsyncBarrier key_full(Position at) const { return barrier(2, at.stage); }
+  __device__ AsyncBarrier key_empty(Position at) const { return barrier(3, at.stage); }
+  __device__ AsyncBarrier value_full(Position at) const { return barrier(4, at.stage); }
+  __device__ AsyncBarrier value_empty(Position at) const { return barrier(5, at.stage); }
 
   /// By all threads of the block.
   __device__ void initialise() const {
     if (threadIdx.x == 0) {
-      query_full().initialise(1);
-      query_empty().initialise(consumer_warps);
+      for (int stage = 0; stage < config.query_tiles; ++stage) {
+        const QueryPosition at = {stage};
+        query_full(at).initialise(1);
+        query_empty(at).initialise(consumer_warps);
+      }
       for (int stage = 0; stage < config.stages; ++stage) {
         const Position at = {stage};
         key_full(at).initialise(1);
@@ -86,8 +92,8 @@ struct ForwardPipeline {
   }
 
  private:
-  __device__ AsyncBarrier barrier(int kind, Position at) const {
-    return {shared + 64 * kind + 8 * at.stage};
+  __device__ AsyncBarrier barrier(int kind, int stage) const {
+    return {shared + 64 * kind + 8 * stage};
   }
 };
 

@@ -13,20 +13,26 @@ struct ForwardProducer {
   const WgmmaForwardParams& params;
   Pipeline pipeline;
 
-  /// In the order of use: K(0), Q, K(1), V(0), K(2), V(1), ...
+  /// In the order of use: K(0), Q, K(1), V(0), K(2), V(1), ... Q of a next query tile comes after
+  /// the last V of the one before, as its memory may become free only then.
   __device__ void run() const {
     prefetch_map(params.query_map);
     prefetch_map(params.key_map);
     prefetch_map(params.value_map);
     ForwardWalk<config> walk(params, {0, config.block_m});
     if (!walk.next_query_tile()) return;
-    Position key_at, value_at, query_at;
+    Position key_at, value_at;
+    typename Pipeline::QueryPosition query_at;
     Keys before = load_key(walk, key_at);
     load_query(walk, query_at);
+    prefetch_next(walk);
     while (walk.advance()) {
       const Keys keys = load_key(walk, key_at);
-      if (walk.first()) load_query(walk, query_at);
       load_value(before, value_at);
+      if (walk.first()) {
+        load_query(walk, query_at);
+        prefetch_next(walk);
+      }
       before = keys;
     }
     load_value(before, value_at);
@@ -54,11 +60,28 @@ struct ForwardProducer {
     at.advance();
   }
 
-  __device__ void load_query(const ForwardWalk<config>& walk, Position& at) const {
-    pipeline.query_empty().wait(at.round ^ 1);
-    pipeline.query().load(params.query_map, walk.tile.first_row, walk.tile.head,
-                          walk.tile.sequence.batch, pipeline.query_full());
-    at.round ^= 1;
+  __device__ void load_query(const ForwardWalk<config>& walk,
+                             typename Pipeline::QueryPosition& at) const {
+    pipeline.query_empty(at).wait(at.round ^ 1);
+    pipeline.query(at).load(params.query_map, walk.tile.first_row, walk.tile.head,
+                            walk.tile.sequence.batch, pipeline.query_full(at));
+    at.advance();
+  }
+
+  /// Short sequences come from far memory again and again; who asks a query tile ahead does not wait.
+  __device__ void prefetch_next(ForwardWalk<config> walk) const {
+    if constexpr (config.prefetched == 0) return;
+    using Shape = typename Pipeline::Shape;
+    if (!walk.next_query_tile()) return;
+    const int batch = walk.tile.sequence.batch;
+    Shape::QueryTile::prefetch(params.query_map, walk.tile.first_row, walk.tile.head, batch);
+    const int head = walk.tile.head / params.common.attention.group_size;
+    const int least = maximum(walk.key_tiles.begin, walk.key_tiles.end - config.prefetched);
+    for (int n = walk.key_tiles.end - 1; n >= least; --n) {
+      const int row = n * config.block_n - params.first_key;
+      Shape::KeyTile::prefetch(params.key_map, row, head, batch);
+      Shape::ValueTile::prefetch(params.value_map, row, head, batch);
+    }
   }
 };
 
