@@ -11,7 +11,7 @@
 // others compute exponentials. Within a group, scores of the next tile are asked for before the
 // values of this one are added, so that exponentials start while that addition still runs.
 // A group goes on to its next query tile in the same rhythm: the first scores of the next tile are
-// formed beside the last sums of this one.
+// formed beside the last sums of this one, unless there are key tiles between that it does not see.
 #pragma once
 
 #include "arch/named_barrier.cuh"
@@ -44,29 +44,28 @@ struct ForwardConsumer {
   __device__ void run() const {
     const int first_row = group * Shape::warpgroup_rows;
     Walk walk(params, {first_row, first_row + Shape::warpgroup_rows});
-    if (!walk.next_query_tile()) return;
-    if (group == config.consumers() - 1) pass_turn();
-
+    bool more = walk.next_query_tile();
+    if (more && group == config.consumers() - 1) pass_turn();
     State state(params.exponent_factor);
-    state.queries.take(*this);
-    start_scores(state);
-    await_products<0>();
-    end_scores(state, walk);
-    state.softmax.update(state.scores, state.correction);
-    state.p.template round<config.dtype>(state.scores);
-    while (true) {
-      while (!walk.last()) {
-        --walk.n;
-        step(state, walk);
+    while (more) {
+      pass_over(state, walk.leading());
+      begin(state, walk);
+      TileIndex tile;
+      int unseen;
+      while (true) {
+        while (!walk.last()) {
+          --walk.n;
+          step(state, walk);
+        }
+        tile = walk.tile;
+        unseen = walk.trailing();
+        more = walk.next_query_tile();
+        if (!more || unseen + walk.leading() > 0) break;
+        step_over(state, walk, tile);
       }
-      const TileIndex tile = walk.tile;
-      if (!walk.next_query_tile()) break;
-      step_over(state, walk, tile);
+      end(state, tile);
+      pass_over(state, unseen);
     }
-    start_sums(state);
-    await_products<0>();
-    end_sums(state);
-    write(walk.tile, state.softmax, state.sums);
   }
 
  private:
@@ -105,6 +104,42 @@ struct ForwardConsumer {
 
     __device__ explicit State(float factor) : softmax(factor) { sums.fill(0.0f); }
   };
+
+  /// P of a query tile's first key tile.
+  __device__ void begin(State& state, const Walk& walk) const {
+    state.queries.take(*this);
+    await_turn();
+    start_scores(state);
+    pass_turn();
+    await_products<0>();
+    end_scores(state, walk);
+    state.softmax.update(state.scores, state.correction);
+    state.p.template round<config.dtype>(state.scores);
+  }
+
+  /// O += P V of a query tile's last key tile; it is written.
+  __device__ void end(State& state, const TileIndex& finished) const {
+    start_sums(state);
+    await_products<0>();
+    end_sums(state);
+    write(finished, state.softmax, state.sums);
+    state.softmax.reset();
+    state.sums.fill(0.0f);
+  }
+
+  /// Lets `count` key tiles go that no row of this group sees. Turns are taken and passed on as ever.
+  __device__ void pass_over(State& state, int count) const {
+    for (; count > 0; --count) {
+      await_turn();
+      pass_turn();
+      pipeline.key_full(state.key_at).wait(state.key_at.round);
+      release(pipeline.key_empty(state.key_at));
+      state.key_at.advance();
+      pipeline.value_full(state.value_at).wait(state.value_at.round);
+      release(pipeline.value_empty(state.value_at));
+      state.value_at.advance();
+    }
+  }
 
   /// O += P V of the key tile before, and P of the walk's, of the same query tile.
   __device__ void step(State& state, const Walk& walk) const {

@@ -7,28 +7,32 @@
 
 namespace cupyflash {
 
-/// Producer and consumers take the same walk. Key tiles come from right to left, so that those with
-/// a diagonal come first.
+/// Producer and consumers take the same walk, but that consumers pass over key tiles that none of
+/// their rows sees. Key tiles come from right to left, so that those with a diagonal come first.
 template <WgmmaForwardConfig config>
 struct ForwardWalk {
   const WgmmaForwardParams& params;
-  Range rows;       // of query tiles, whose masks matter
+  Range rows;       // of query tiles, whose keys matter
   int place;        // in the order
   int ahead;        // the next query tile of this block
   TileIndex tile;   // the query tile
   Band band;        // of its sequence
   Range unmasked;   // keys that all of `rows` see
-  Range key_tiles;  // never empty: a tile that sees nothing has one key tile outside the array
+  Range key_tiles;  // of the query tile; never empty: one that sees nothing has one outside the array
+  Range own;        // those of `rows`, never empty either
   int n;            // the key tile
 
   __device__ ForwardWalk(const WgmmaForwardParams& params, Range rows)
       : params(params), rows(rows), place(blockIdx.x), ahead(number(place)) {}
 
-  __device__ bool first() const { return n == key_tiles.end - 1; }
+  __device__ bool first() const { return n == own.end - 1; }
+  /// Key tiles of the query tile that come before those of `rows`, and after them.
+  __device__ int leading() const { return config.window ? key_tiles.end - own.end : 0; }
+  __device__ int trailing() const { return config.window ? own.begin - key_tiles.begin : 0; }
   __device__ bool masked() const {
     return !unmasked.covers({n * config.block_n, (n + 1) * config.block_n});
   }
-  __device__ bool last() const { return n == key_tiles.begin; }
+  __device__ bool last() const { return n == own.begin; }
 
   /// To the next key tile, or the first one of the next query tile; false: there is none.
   __device__ bool advance() {
@@ -49,14 +53,20 @@ struct ForwardWalk {
             pair % attention.num_heads,
             index % tiles * config.block_m};
     band = visible_band<config.window>(attention, tile.sequence);
-    unmasked = band.seen_by_all({tile.first_row + rows.begin, tile.first_row + rows.end});
+    const Range given = {tile.first_row + rows.begin, tile.first_row + rows.end};
+    unmasked = band.seen_by_all(given);
     key_tiles = tiles_of(band.seen_by_any({tile.first_row, tile.first_row + config.block_m}),
                          config.block_n);
     if (key_tiles.begin >= key_tiles.end) {
       key_tiles.begin = ceil_div(attention.seqlen_k, config.block_n);
       key_tiles.end = key_tiles.begin + 1;
     }
-    n = key_tiles.end - 1;
+    own = key_tiles;
+    if constexpr (config.window) {
+      const Range seen = tiles_of(band.seen_by_any(given), config.block_n);
+      own = seen.begin < seen.end ? seen : Range{key_tiles.end - 1, key_tiles.end};
+    }
+    n = own.end - 1;
     return true;
   }
 
