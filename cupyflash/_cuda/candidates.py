@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 from cupyflash._cuda.device import Device
@@ -14,7 +15,9 @@ from cupyflash._cuda.tiles_mma import (
     MmaForwardTile,
     bucket,
 )
+from cupyflash._cuda.tiles_wgmma import FORWARD_TILES as WGMMA_TILES
 from cupyflash._cuda.tiles_wgmma import KEY_WIDTHS, WgmmaTile
+from cupyflash._cuda.tiles_wgmma import bucket as wgmma_bucket
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
@@ -67,10 +70,13 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
-    """One to four consumers; Q in registers or in shared memory."""
+    """One to four consumers; Q in registers or in shared memory; ways to fetch ahead."""
     rows = (64, 128, 192, 256)
     for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
         yield WgmmaTile(block_m, block_n, stages, kept)
+    table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
+    for tile, query_tiles, keys in product(table, (1, 2), (0, 128, 512)):
+        yield replace(tile, query_tiles=query_tiles, prefetched=keys // tile.block_n)
 
 
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {

@@ -59,8 +59,9 @@ class WgmmaTile:
         """Return ``WgmmaForwardShape::bytes``; head dims are padded ones here and below."""
         first = _round_up(_BARRIER_BYTES + 4 * self.threads, _PANEL_ALIGNMENT)
         query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
-        columns = self.query_tiles * self.block_m * query + self.stages * self.block_n * (query + value)
-        return first + _ITEMSIZE * columns
+        queries = self.query_tiles * self.block_m * query
+        keys_and_values = self.stages * self.block_n * (query + value)
+        return first + _ITEMSIZE * (queries + keys_and_values)
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
