@@ -75,8 +75,9 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
     for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
         yield WgmmaTile(block_m, block_n, stages, kept)
     table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
-    for tile, query_tiles, keys in product(table, (1, 2), (0, 128, 512)):
-        yield replace(tile, query_tiles=query_tiles, prefetched=keys // tile.block_n)
+    for tile, query_tiles, keys, mixed in product(table, (1, 2), (0, 128, 512), (False, True)):
+        ahead = keys // tile.block_n
+        yield replace(tile, query_tiles=query_tiles, prefetched=ahead, interleaved=mixed)
 
 
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {

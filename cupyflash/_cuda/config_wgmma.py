@@ -55,6 +55,7 @@ class WgmmaForwardConfig:
     prefetched: int
     store_width: int
     query_in_registers: bool
+    interleaved: bool
     raw_scores: bool
     window: bool
     softcap: bool

@@ -138,6 +138,7 @@ def plan_forward(
         prefetched=tile.prefetched,
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim_v),
         query_in_registers=tile.query_in_registers,
+        interleaved=tile.interleaved,
         raw_scores=problem.softcap is None and scale_can_wait(problem),
         window=problem.window_left is not None or problem.window_right is not None,
         softcap=problem.softcap is not None,

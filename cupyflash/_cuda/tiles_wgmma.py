@@ -32,7 +32,7 @@ class WgmmaTile:
     """Queries, keys, tiles in flight; whether Q stays in registers.
 
     `query_tiles` are in shared memory; `prefetched` key tiles of the next query tile are asked into
-    the L2 cache.
+    the L2 cache. `interleaved`: half of the maxima are found while products are being issued.
     """
 
     block_m: int
@@ -41,6 +41,7 @@ class WgmmaTile:
     query_in_registers: bool
     query_tiles: int = 1
     prefetched: int = 0
+    interleaved: bool = False
 
     @property
     def consumers(self) -> int:

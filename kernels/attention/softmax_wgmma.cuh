@@ -7,6 +7,26 @@
 
 namespace cupyflash {
 
+/// The maxima of a lane's two rows so far, of even and of odd columns: two chains, half the latency.
+struct WgmmaMaxima {
+  float at[2][2];
+
+  __device__ explicit WgmmaMaxima(const float (&row_max)[2])
+      : at{{row_max[0], -infinity<float>}, {row_max[1], -infinity<float>}} {}
+
+  /// Scores of pieces first ... end - 1 too.
+  template <int first, int end, int n_tiles>
+  __device__ void include(const MmaFragment<1, n_tiles>& scores) {
+#pragma unroll
+    for (int j = first; j < end; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        at[e >> 1][e & 1] = fmaxf(at[e >> 1][e & 1], scores.at[0][j][e]);
+      }
+    }
+  }
+};
+
 /// P = exp2(score * factor - shift), where the shift follows the maximum only when that has grown
 /// by more than `slack`: P is then at most 2**slack, as exact relative to l as ever.
 struct WgmmaSoftmax {
@@ -34,20 +54,14 @@ struct WgmmaSoftmax {
   /// m in exponents of 2, or `none`.
   __device__ float exponent(int r) const { return fmaxf(row_max[r] * factor, none); }
 
-  /// Turns scores into probabilities. If true, alike in all lanes, earlier sums are to be
-  /// multiplied by `correction`.
+  /// Turns scores, whose `maxima` are known, into probabilities. If true, alike in all lanes,
+  /// earlier sums are to be multiplied by `correction`.
   template <int n_tiles>
-  __device__ bool update(MmaFragment<1, n_tiles>& scores, float (&correction)[2]) {
+  __device__ bool update(MmaFragment<1, n_tiles>& scores, const WgmmaMaxima& maxima,
+                         float (&correction)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // Two chains, of even and of odd columns: half the latency.
-      float even = fmaxf(row_max[r], scores.at[0][0][2 * r]), odd = scores.at[0][0][2 * r + 1];
-#pragma unroll
-      for (int j = 1; j < n_tiles; ++j) {
-        even = fmaxf(even, scores.at[0][j][2 * r]);
-        odd = fmaxf(odd, scores.at[0][j][2 * r + 1]);
-      }
-      row_max[r] = quad_maximum(fmaxf(even, odd));
+      row_max[r] = quad_maximum(fmaxf(maxima.at[r][0], maxima.at[r][1]));
     }
     const bool follows = follow(correction);
 #pragma unroll

@@ -35,6 +35,7 @@ struct ForwardConsumer {
   using Walk = ForwardWalk<config>;
   using Softmax = WgmmaSoftmax;
   static constexpr int steps = config.head_dim / 16;
+  static constexpr int value_steps = config.block_n / 16;
 
   const WgmmaForwardParams& params;
   Pipeline pipeline;
@@ -113,7 +114,9 @@ struct ForwardConsumer {
     pass_turn();
     await_products<0>();
     end_scores(state, walk);
-    state.softmax.update(state.scores, state.correction);
+    WgmmaMaxima maxima(state.softmax.row_max);
+    maxima.include<0, Shape::n_tiles>(state.scores);
+    state.softmax.update(state.scores, maxima, state.correction);
     state.p.template round<config.dtype>(state.scores);
   }
 
@@ -143,8 +146,8 @@ struct ForwardConsumer {
 
   /// O += P V of the key tile before, and P of the walk's, of the same query tile.
   __device__ void step(State& state, const Walk& walk) const {
-    start_both(state, walk);
-    const bool changed = state.softmax.update(state.scores, state.correction);
+    const WgmmaMaxima maxima = start_both(state, walk);
+    const bool changed = state.softmax.update(state.scores, maxima, state.correction);
     end_both(state);
     if (changed) rescale(state.sums, state.correction);
     state.p.template round<config.dtype>(state.scores);
@@ -153,23 +156,40 @@ struct ForwardConsumer {
   /// The same from one query tile, which is written, to the next one.
   __device__ void step_over(State& state, const Walk& walk, const TileIndex& finished) const {
     state.queries.take(*this);
-    start_both(state, walk);
     const Softmax softmax = state.softmax;
     state.softmax.reset();
-    state.softmax.update(state.scores, state.correction);
+    const WgmmaMaxima maxima = start_both(state, walk);
+    state.softmax.update(state.scores, maxima, state.correction);
     end_both(state);
     write(finished, softmax, state.sums);
     state.sums.fill(0.0f);
     state.p.template round<config.dtype>(state.scores);
   }
 
-  __device__ void start_both(State& state, const Walk& walk) const {
+  /// Starts both products and waits for the scores, whose maxima it returns. Where `interleaved`,
+  /// half of these are found between two halves of the sums, while the first one runs.
+  __device__ WgmmaMaxima start_both(State& state, const Walk& walk) const {
+    constexpr int early_steps = config.interleaved ? value_steps / 2 : value_steps;
+    constexpr int early_tiles = config.interleaved ? Shape::n_tiles / 2 : 0;
+    WgmmaMaxima maxima(state.softmax.row_max);
     await_turn();
     start_scores(state);
-    start_sums(state);
+    await_value(state);
+    add_values<0, early_steps>(state);
+    if constexpr (config.interleaved) {
+      await_products<0>();
+      settle(state.scores);
+      if (!walk.masked()) maxima.include<0, early_tiles>(state.scores);
+      products_see_registers();
+      add_values<early_steps, value_steps>(state);
+    }
+    commit_products();
     pass_turn();
     await_products<1>();
     end_scores(state, walk);
+    if (walk.masked()) maxima.include<0, early_tiles>(state.scores);
+    maxima.include<early_tiles, Shape::n_tiles>(state.scores);
+    return maxima;
   }
 
   __device__ void end_both(State& state) const {
@@ -235,11 +255,19 @@ struct ForwardConsumer {
   }
 
   __device__ void start_sums(State& state) const {
-    const Position at = state.value_at;
-    pipeline.value_full(at).wait(at.round);
-    products_see_registers();
-    accumulate_rows<config.dtype>(state.sums, state.p, pipeline.value(at));
+    await_value(state);
+    add_values<0, value_steps>(state);
     commit_products();
+  }
+
+  __device__ void await_value(const State& state) const {
+    pipeline.value_full(state.value_at).wait(state.value_at.round);
+    products_see_registers();
+  }
+
+  template <int first, int end>
+  __device__ void add_values(State& state) const {
+    accumulate_rows<config.dtype, first, end>(state.sums, state.p, pipeline.value(state.value_at));
   }
 
   __device__ void end_sums(State& state) const {

@@ -40,14 +40,14 @@ __device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores, const Left
   }
 }
 
-/// Starts sums += left * right over all rows of right.
-template <DataType dtype, int n_tiles, int left_tiles, class Tile>
+/// Starts sums += left * right over rows 16 * first ... of right, 16 * end at most.
+template <DataType dtype, int first, int end, int n_tiles, int left_tiles, class Tile>
 __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,
                                        const MmaOperand<1, left_tiles>& left, const Tile& right) {
   auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
   const uint64 b = right.operand();
 #pragma unroll
-  for (int step = 0; step < left_tiles / 2; ++step) {
+  for (int step = first; step < end; ++step) {
     RegisterProduct<dtype, n_tiles * 8>::template multiply<true>(
         sum, left.at[step][0], advance_operand(b, Tile::row_bytes(step)), true);
   }
