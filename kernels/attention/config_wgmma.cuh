@@ -17,8 +17,8 @@ struct WgmmaForwardConfig {
   int store_width;  // elements that one store moves
   bool query_in_registers;
   bool interleaved;  // half of the maxima between products
-  bool raw_scores;  // the scale is left to the exponent
-  bool window;      // causal, or a window bound on either side
+  bool raw_scores;   // the scale is left to the exponent
+  bool window;       // causal, or a window bound on either side
   bool softcap;
   bool sinks;
 

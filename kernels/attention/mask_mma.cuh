@@ -9,8 +9,9 @@ namespace cupyflash {
 
 /// Masks a warp's scores of rows first_row ..., columns first_col ... of the sequence. A band of
 /// queries by keys serves scores, a transposed one transposed scores. Rows that do not exist see
-/// nothing.
-template <int m_tiles, int n_tiles>
+/// nothing. Without a `left_edge` no row's first column is right of first_col, which saves half of
+/// the comparisons.
+template <bool left_edge = true, int m_tiles, int n_tiles>
 __device__ void apply_mask(MmaFragment<m_tiles, n_tiles>& scores, const Band& band, int first_row,
                            int first_col) {
 #pragma unroll
@@ -20,12 +21,12 @@ __device__ void apply_mask(MmaFragment<m_tiles, n_tiles>& scores, const Band& ba
       const int row = first_row + i * 16 + r * 8 + MmaLane::row();
       const Range seen = band.seen_by(row);
       const int begin = seen.begin - first_col - MmaLane::col();
-      const int end = row < band.rows ? seen.end - first_col - MmaLane::col() : begin;
+      const int end = row < band.rows ? seen.end - first_col - MmaLane::col() : 0;
 #pragma unroll
       for (int j = 0; j < n_tiles; ++j) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          if (j * 8 + c < begin || j * 8 + c >= end) {
+          if ((left_edge && j * 8 + c < begin) || j * 8 + c >= end) {
             scores.at[i][j][2 * r + c] = -infinity<float>;
           }
         }

@@ -7,7 +7,8 @@
 
 namespace cupyflash {
 
-/// The maxima of a lane's two rows so far, of even and of odd columns: two chains, half the latency.
+/// The maxima of a lane's two rows so far, of even and of odd columns: two chains, half the
+/// latency.
 struct WgmmaMaxima {
   float at[2][2];
 

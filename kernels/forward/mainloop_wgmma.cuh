@@ -130,7 +130,8 @@ struct ForwardConsumer {
     state.sums.fill(0.0f);
   }
 
-  /// Lets `count` key tiles go that no row of this group sees. Turns are taken and passed on as ever.
+  /// Lets `count` key tiles go that no row of this group sees. Turns are taken and passed on as
+  /// ever.
   __device__ void pass_over(State& state, int count) const {
     for (; count > 0; --count) {
       await_turn();
@@ -250,7 +251,11 @@ struct ForwardConsumer {
       }
     }
     if (walk.masked()) {
-      apply_mask(scores, walk.band, first_query, first_key);
+      if (walk.left_edge()) {
+        apply_mask(scores, walk.band, first_query, first_key);
+      } else {
+        apply_mask<false>(scores, walk.band, first_query, first_key);
+      }
     }
   }
 

@@ -68,7 +68,8 @@ struct ForwardProducer {
     at.advance();
   }
 
-  /// Short sequences come from far memory again and again; who asks a query tile ahead does not wait.
+  /// Short sequences come from far memory again and again; who asks a query tile ahead does not
+  /// wait.
   __device__ void prefetch_next(ForwardWalk<config> walk) const {
     if constexpr (config.prefetched == 0) return;
     using Shape = typename Pipeline::Shape;

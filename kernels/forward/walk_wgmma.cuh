@@ -12,15 +12,16 @@ namespace cupyflash {
 template <WgmmaForwardConfig config>
 struct ForwardWalk {
   const WgmmaForwardParams& params;
-  Range rows;       // of query tiles, whose keys matter
-  int place;        // in the order
-  int ahead;        // the next query tile of this block
-  TileIndex tile;   // the query tile
-  Band band;        // of its sequence
-  Range unmasked;   // keys that all of `rows` see
-  Range key_tiles;  // of the query tile; never empty: one that sees nothing has one outside the array
-  Range own;        // those of `rows`, never empty either
-  int n;            // the key tile
+  Range rows;      // of query tiles, whose keys matter
+  int place;       // in the order
+  int ahead;       // the next query tile of this block
+  TileIndex tile;  // the query tile
+  Band band;       // of its sequence
+  Range unmasked;  // keys that all of `rows` see
+  Range
+      key_tiles;  // of the query tile; never empty: one that sees nothing has one outside the array
+  Range own;      // those of `rows`, never empty either
+  int n;          // the key tile
 
   __device__ ForwardWalk(const WgmmaForwardParams& params, Range rows)
       : params(params), rows(rows), place(blockIdx.x), ahead(number(place)) {}
@@ -32,6 +33,7 @@ struct ForwardWalk {
   __device__ bool masked() const {
     return !unmasked.covers({n * config.block_n, (n + 1) * config.block_n});
   }
+  __device__ bool left_edge() const { return config.window && n * config.block_n < unmasked.begin; }
   __device__ bool last() const { return n == own.begin; }
 
   /// To the next key tile, or the first one of the next query tile; false: there is none.
