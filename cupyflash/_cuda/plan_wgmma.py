@@ -127,6 +127,7 @@ def plan_forward(
             f" {problem.head_dim}, head_dim_v {problem.head_dim_v} on {device.name}: {complaint}."
             " Give tiling=None or smaller blocks."
         )
+    raw_scores = problem.softcap is None and scale_can_wait(problem)
     config = WgmmaForwardConfig(
         dtype=problem.dtype,
         head_dim=head_dims[0],
@@ -138,8 +139,8 @@ def plan_forward(
         prefetched=tile.prefetched,
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim_v),
         query_in_registers=tile.query_in_registers,
-        interleaved=tile.interleaved,
-        raw_scores=problem.softcap is None and scale_can_wait(problem),
+        interleaved=tile.interleaved and raw_scores,
+        raw_scores=raw_scores,
         window=problem.window_left is not None or problem.window_right is not None,
         softcap=problem.softcap is not None,
         sinks="sinks" in problem.extras,

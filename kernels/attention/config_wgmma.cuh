@@ -16,7 +16,7 @@ struct WgmmaForwardConfig {
   int prefetched;   // key tiles of the next query tile that are asked into the L2 cache
   int store_width;  // elements that one store moves
   bool query_in_registers;
-  bool interleaved;  // half of the maxima between products
+  bool interleaved;  // half of the maxima between products; raw scores only
   bool raw_scores;   // the scale is left to the exponent
   bool window;       // causal, or a window bound on either side
   bool softcap;

@@ -170,6 +170,7 @@ struct ForwardConsumer {
   /// Starts both products and waits for the scores, whose maxima it returns. Where `interleaved`,
   /// half of these are found between two halves of the sums, while the first one runs.
   __device__ WgmmaMaxima start_both(State& state, const Walk& walk) const {
+    static_assert(config.raw_scores || !config.interleaved);
     constexpr int early_steps = config.interleaved ? value_steps / 2 : value_steps;
     constexpr int early_tiles = config.interleaved ? Shape::n_tiles / 2 : 0;
     WgmmaMaxima maxima(state.softmax.row_max);
