@@ -25,6 +25,7 @@ CHOSEN = (
     r"tiles_that_nothing_meets",
     r"float8_feature_alone\[.*-(plain|varlen)\]",
     r"every_number_is_read_exactly",
+    r"tiles_that_fetch_ahead\[wgmma-",
     r"grouped_heads_are_repeated_heads\[.*float16\]",
 )
 
