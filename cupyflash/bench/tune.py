@@ -94,6 +94,7 @@ def problem_of(workload: Workload) -> Problem:
         workload.head_dim,
         workload.head_dim**-0.5,
         window_right=0 if workload.causal else None,
+        out_dtype=workload.dtype,
     )
 
 
