@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ FLOAT_DTYPES: dict[np.dtype[Any], str] = {
 }
 DTYPES_BY_NAME = {name: dtype for dtype, name in FLOAT_DTYPES.items()}
 _MAX_OVERLAP_WORK: Any = 10_000  # candidate solutions; NumPy's stubs know only -1 and 0
+_MAX_COMPARED = 1 << 20  # elements, in some 0.1 s
 _DLPACK_HOST_KINDS = (1, 3, 11)  # CPU, CUDA pinned host, ROCm pinned host
 _DLPACK_CUDA_KINDS = (2, 13)  # CUDA, CUDA managed
 
@@ -222,15 +224,25 @@ def _shadow(array: Array) -> np.ndarray[Any, Any]:
 
 
 def overlaps_itself(array: Array) -> bool:
-    """Whether two elements of `array` may share memory, as in a broadcast view."""
-    extent = array.dtype.itemsize
+    """Whether two elements of `array` share a byte, as in a broadcast view.
+
+    Where too many would have to be compared, axes that interleave count as sharing.
+    """
+    itemsize = array.dtype.itemsize
     axes = sorted(
         (abs(stride), length)
         for length, stride in zip(array.shape, array.strides, strict=True)
         if length > 1
     )
-    for stride, length in axes:
+    extent, interleaved = itemsize, 0  # of the axes so far, and how many of them interleave
+    for number, (stride, length) in enumerate(axes, 1):
         if stride < extent:
-            return True
+            interleaved = number
         extent += stride * (length - 1)
-    return False
+    elements = math.prod(length for _, length in axes[:interleaved])
+    if not interleaved or not array.size or elements > _MAX_COMPARED:
+        return interleaved > 0 and array.size > 0
+    offsets = np.zeros(1, np.int64)
+    for stride, length in axes[:interleaved]:
+        offsets = np.add.outer(offsets, stride * np.arange(length)).ravel()
+    return bool((np.diff(np.sort(offsets)) < itemsize).any())

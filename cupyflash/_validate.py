@@ -234,10 +234,14 @@ def _require_shapes(query: Array, key: Array, value: Array, layout: Layout) -> N
                 f"{name} has head_dim {width}; supported: 1 to {MAX_HEAD_DIM} "
                 "(is layout= the one of these arrays?)"
             )
-    if num_heads_kv == 0 or num_heads % num_heads_kv or num_heads == 0:
+    if not _is_grouped(num_heads, num_heads_kv):
+        hint = ""
+        if _is_grouped(query.shape[-3], key.shape[-3]):
+            other = "bshd" if layout.heads_first else "bhsd"
+            hint = f"; with layout={other!r} they have {query.shape[-3]} and {key.shape[-3]} heads"
         raise ValueError(
             f"q's {num_heads} heads must be a positive multiple of k's {num_heads_kv} heads "
-            f"(q {_users_shape(query, layout)}, k {_users_shape(key, layout)})"
+            f"(q {_users_shape(query, layout)}, k {_users_shape(key, layout)}{hint})"
         )
     lead = () if layout.varlen else query.shape[:1]
     expected_key = (*lead, key.shape[-3], num_heads_kv, head_dim)
@@ -249,6 +253,10 @@ def _require_shapes(query: Array, key: Array, value: Array, layout: Layout) -> N
                 f"expected {layout.users_shape(expected)} "
                 f"to go with q {_users_shape(query, layout)} and k {_users_shape(key, layout)}"
             )
+
+
+def _is_grouped(num_heads: int, num_heads_kv: int) -> bool:
+    return num_heads > 0 and num_heads_kv > 0 and num_heads % num_heads_kv == 0
 
 
 def _users_shape(canonical: Array, layout: Layout) -> tuple[int, ...]:

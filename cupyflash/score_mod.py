@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cupyflash._arrays import describe
+
 __all__ = ["ScoreMod"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScoreMod:
     """A change of each score before masking.
 
@@ -77,3 +79,18 @@ class ScoreMod:
         named = isinstance(self.params, Mapping) and all(isinstance(n, str) for n in self.params)
         if not named:
             raise TypeError(f"params must map names (str) to arrays, got {self.params!r:.80}")
+
+    def __repr__(self) -> str:
+        given = [repr(self.forward)] + ([] if self.backward is None else [repr(self.backward)])
+        if self.params:
+            arrays = ", ".join(f"{name}: {_form(x)}" for name, x in self.params.items())
+            given.append(f"params={{{arrays}}}")
+        for name in ("numpy_forward", "numpy_backward"):
+            function = getattr(self, name)
+            if function is not None:
+                given.append(f"{name}={getattr(function, '__qualname__', function)}")
+        return f"ScoreMod({', '.join(given)})"
+
+
+def _form(x: Any) -> str:
+    return describe(x) if hasattr(x, "shape") and hasattr(x, "dtype") else type(x).__name__

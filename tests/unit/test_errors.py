@@ -317,3 +317,17 @@ def test_out_that_only_copies_is_refused():
     q = np.zeros((1, 4, 2, 8), np.float32)
     with pytest.raises(TypeError, match="out"):
         cupyflash.flash_attention(q, q, q, out=Copies())
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_heads_that_do_not_fit_hint_at_the_other_layout(layout):
+    q, k = np.zeros((2, 64, 4, 8), np.float32), np.zeros((2, 100, 2, 8), np.float32)
+    other = "bhsd" if layout == "bshd" else "bshd"
+    if layout == "bshd":
+        q, k = q.swapaxes(1, 2), k.swapaxes(1, 2)
+    with pytest.raises(ValueError, match=f"layout='{other}' they have 4 and 2 heads"):
+        cupyflash.flash_attention(q, k, k, layout=layout)
+    odd = np.zeros((2, 100, 100, 8), np.float32)
+    with pytest.raises(ValueError, match="multiple of k's 100 heads") as info:
+        cupyflash.flash_attention(q, odd, odd, layout=layout)
+    assert "layout" not in str(info.value)

@@ -9,6 +9,7 @@ import pytest
 
 import cupyflash
 from cupyflash import BlockMask, UnsupportedError
+from cupyflash._arrays import overlaps_itself
 from tests.harness import require
 from tests.memory import Guarded, to_engine, to_host
 from tests.unit.test_errors import DV, HK, SK, SQ, B, D, H, arguments, array, prepared
@@ -60,6 +61,31 @@ def test_out_that_overlaps_itself(engine):
     with pytest.raises(ValueError, match=r"\bout\b.*(overlap|share)"):
         cupyflash.flash_attention(**prepared(engine, {}), out=out)
     assert (to_host(memory) == 7).all()
+
+
+def test_axes_may_interleave_where_no_byte_is_shared(rng):
+    """Strides of 3 and 2 items over lengths 2 and 3: offsets 0, 2, 4, 3, 5, 7."""
+    arrays = [rng.normal(size=(1, 2, 1, 3)).astype(np.float32) for _ in range(3)]
+    memory = np.full(8, 7, np.float32)
+    out = np.lib.stride_tricks.as_strided(memory, (1, 2, 1, 3), (96, 12, 96, 8))
+    assert cupyflash.flash_attention(*arrays, out=out) is out
+    np.testing.assert_array_equal(out, cupyflash.flash_attention(*arrays))
+    np.testing.assert_array_equal(memory[[1, 6]], 7)
+
+
+def test_elements_that_share_bytes_are_found_out_exactly(rng):
+    found = []
+    for _ in range(300):
+        shape = tuple(rng.integers(0, 4, 3))
+        strides = tuple(rng.integers(-9, 10, 3) * rng.choice([1, 2, 4]))
+        array = np.lib.stride_tricks.as_strided(np.zeros(100, np.uint16)[50:], shape, strides)
+        starts = [sum(i * s for i, s in zip(n, strides, strict=True)) for n in np.ndindex(shape)]
+        touched = [start + byte for start in starts for byte in range(2)]
+        found.append(overlaps_itself(array))
+        assert found[-1] == (len(set(touched)) < len(touched)), (shape, strides)
+    assert {True, False} == set(found)
+    whole = np.broadcast_to(np.zeros(1), 1 << 40)  # is not enumerated
+    assert overlaps_itself(whole) and not overlaps_itself(whole[:0])
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask"])

@@ -407,6 +407,19 @@ def test_saved_state_shows_shapes_rather_than_numbers(engine, rng):
     assert "sinks=array of shape (4,), dtype float32" in shown and "dropout_p" not in shown
 
 
+def test_score_mod_shows_shapes_rather_than_numbers():
+    def forward(score, b, h, i, j, rates):
+        return score
+
+    shown = repr(cupyflash.ScoreMod("score", "1", {"rates": np.ones(4)}, numpy_forward=forward))
+    start, _, end = shown.partition(forward.__qualname__)
+    assert start == (
+        "ScoreMod('score', '1', params={rates: shape (4,), dtype float64}, numpy_forward="
+    )
+    assert end == ")"
+    assert repr(cupyflash.ScoreMod("score")) == "ScoreMod('score')"
+
+
 # --- varlen -------------------------------------------------------------------------------------
 
 
