@@ -25,6 +25,8 @@ from cupyflash.tiling import Tiling
 
 __all__ = ["candidates"]
 
+# Q tiles in shared memory, keys asked into the L2 cache, maxima between products: each alone, all.
+_AHEAD = ((2, 0, False), (1, 512, False), (1, 0, True), (2, 512, False), (2, 512, True))
 _WARPS = 8  # of a multiprocessor, in one block or two: then a thread can have 255 registers
 
 
@@ -70,12 +72,12 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
-    """One to four consumers; Q in registers or in shared memory; ways to fetch ahead."""
-    rows = (64, 128, 192, 256)
+    """Two to four consumers; Q in registers or in shared memory; ways to fetch ahead."""
+    rows = (128, 192, 256)
     for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
         yield WgmmaTile(block_m, block_n, stages, kept)
     table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
-    for tile, query_tiles, keys, mixed in product(table, (1, 2), (0, 128, 512), (False, True)):
+    for tile, (query_tiles, keys, mixed) in product(table, _AHEAD):
         ahead = keys // tile.block_n
         yield replace(tile, query_tiles=query_tiles, prefetched=ahead, interleaved=mixed)
 
