@@ -17,6 +17,7 @@ import numpy as np
 import cupyflash
 from cupyflash._demo.dense import dense_forward
 from cupyflash._demo.device import describe, select, timed
+from cupyflash._demo.plot import new_figure, save_figure
 from cupyflash._demo.progress import progress
 
 BUDGETS = (32, 128, 512)
@@ -160,15 +161,10 @@ def module_of(array):
 
 
 def save_plot(runs: list[Run], path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: pip install matplotlib")
+    figure = new_figure(7, 4.2)
+    if figure is None:
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     for name in dict.fromkeys(run.method for run in runs):
         own = [run for run in runs if run.method == name]
         times, errors = [r.seconds * 1e3 for r in own], [r.error for r in own]
@@ -186,8 +182,7 @@ def save_plot(runs: list[Run], path: Path) -> None:
         title="Exact and approximate attention",
     )
     axes.legend()
-    figure.savefig(path, dpi=150)
-    print(f"plot: {path}")
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

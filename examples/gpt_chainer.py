@@ -18,6 +18,7 @@ import chainer.links as L
 import numpy as np
 
 from cupyflash._demo.device import describe, select
+from cupyflash._demo.plot import new_figure, save_figure
 from cupyflash._demo.progress import progress
 
 TEXT = Path(__file__).parent / "data/romeo_and_juliet.txt"
@@ -143,19 +144,15 @@ def generate(model, letters: list[str], prompt: str, count: int, context: int) -
 
 
 def save_plot(losses: dict[str, list[float]], path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no plot: pip install matplotlib")
+    figure = new_figure(6, 4)
+    if figure is None:
         return
-    figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for (name, values), style in zip(losses.items(), ("-", "--"), strict=True):
         axes.plot(range(1, len(values) + 1), values, style, label=f"{name} attention")
     axes.set(xlabel="step", ylabel="loss (nats a character)", title="GPT on Romeo and Juliet")
     axes.legend()
-    figure.savefig(path, dpi=150)
-    print(f"plot: {path}")
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 import cupyflash
 from cupyflash._demo.dense import dense_backward, dense_forward
 from cupyflash._demo.device import describe, measure, select
+from cupyflash._demo.plot import new_figure, save_figure
 from cupyflash._demo.progress import progress
 
 
@@ -66,16 +67,11 @@ def dense(query, key, value, grad_out):
 
 
 def save_plot(rows, path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: pip install matplotlib")
+    figure = new_figure(9, 3.6)
+    if figure is None:
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     lengths, fast, slow = zip(*rows, strict=True)
-    figure, (memory, time) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    memory, time = figure.subplots(1, 2)
     for name, runs in (("cupyflash", fast), ("dense", slow)):
         memory.loglog(lengths, [run.peak_bytes / 2**20 for run in runs], "o-", base=2, label=name)
         time.loglog(lengths, [run.seconds * 1e3 for run in runs], "o-", base=2, label=name)
@@ -85,8 +81,7 @@ def save_plot(rows, path: Path) -> None:
     memory.set(title="Peak memory, forward and backward", xlabel="tokens", ylabel="MiB")
     time.set(title="Time, forward and backward", xlabel="tokens", ylabel="ms")
     memory.legend()
-    figure.savefig(path, dpi=150)
-    print(f"plot: {path}")
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

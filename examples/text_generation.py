@@ -33,16 +33,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     parser.add_argument("--compare", action="store_true", help="also run llama.cpp")
     arguments = parser.parse_args()
-    path = find_weights()
-    if path is None or not all(map(importlib.util.find_spec, ("gguf", "tokenizers"))):
-        sys.exit(f"This example needs a model and its readers: {NEEDS}")
-    xp = select(arguments.device)
-    model = SmolLM2(path, xp)
+    model = load(arguments.device)
     prompt = model.tokenizer.encode(arguments.prompt).ids
     if not prompt:
         sys.exit("--prompt is empty")
-    print(f"SmolLM2-135M on {describe(xp)}")
-    if xp is not np:  # kernels are compiled and libraries loaded when first needed
+    print(f"SmolLM2-135M on {describe(model.xp)}")
+    if model.xp is not np:  # kernels are compiled and libraries loaded when first needed
         model.start(len(prompt))
         model.next_token(prompt)
     model.start(len(prompt) + arguments.tokens)
@@ -62,7 +58,15 @@ def main() -> None:
     if len(tokens) > 1:
         print(f"generation  {(len(tokens) - 1) / seconds:8.1f} tokens/s ({len(tokens)} tokens)")
     if arguments.compare:
-        compare_with_llama_cpp(path, arguments.prompt, text, len(tokens))
+        compare_with_llama_cpp(find_weights(), arguments.prompt, text, len(tokens))
+
+
+def load(device: str | None) -> "SmolLM2":
+    """The model on "cpu", "gpu" or, for None, what there is; exits where its package is missing."""
+    path = find_weights()
+    if path is None or not all(map(importlib.util.find_spec, ("gguf", "tokenizers"))):
+        sys.exit(f"This example needs a model and its readers: {NEEDS}")
+    return SmolLM2(path, select(device))
 
 
 def find_weights() -> Path | None:
@@ -73,8 +77,38 @@ def find_weights() -> Path | None:
     return next(Path(spec.origin).parent.glob("*.gguf"), None)
 
 
+class FlashCache:
+    """Keys and values of `filled` tokens in each layer, and exact attention to them."""
+
+    def __init__(self, model: "SmolLM2", capacity: int) -> None:
+        self.xp = xp = model.xp
+        shape = (model.num_layers, 1, capacity, model.heads_kv, model.head_dim)
+        self.keys, self.values = (xp.empty(shape, "float32") for _ in range(2))
+        self.filled = 0
+        frequency = model.rotary_base ** -(np.arange(0, model.head_dim, 2) / model.head_dim)
+        angle = np.arange(capacity)[:, None] * frequency
+        self.cos, self.sin = (xp.asarray(f(angle), "float32") for f in (np.cos, np.sin))
+
+    def attend(self, layer: int, query, key, value):
+        """Append the new tokens' keys and values; attend from the queries to all that are there.
+
+        Causal, aligned at the last key: the new queries see all that the cache had, and one
+        another. This file format turns neighbours (2 i, 2 i + 1) together, as is the default.
+        """
+        return cupyflash.flash_attention_with_kvcache(
+            query,
+            self.keys[layer],
+            self.values[layer],
+            k=key,
+            v=value,
+            cache_seqlens=self.filled,
+            rotary_cos=self.cos,
+            rotary_sin=self.sin,
+        )
+
+
 class SmolLM2:
-    """The decoder in float32. `start` makes room in the cache, `next_token` fills it."""
+    """The decoder in float32. `start` makes room in a cache, `next_token` fills it."""
 
     def __init__(self, path: Path, xp) -> None:
         import gguf
@@ -102,14 +136,9 @@ class SmolLM2:
             field("tokenizer.ggml.token_type"),
         )
 
-    def start(self, capacity: int) -> None:
-        """Empty caches for `capacity` tokens, and the angles of their positions."""
-        shape = (self.num_layers, 1, capacity, self.heads_kv, self.head_dim)
-        self.keys, self.values = (self.xp.empty(shape, "float32") for _ in range(2))
-        self.filled = 0
-        frequency = self.rotary_base ** -(np.arange(0, self.head_dim, 2) / self.head_dim)
-        angle = np.arange(capacity)[:, None] * frequency
-        self.cos, self.sin = (self.xp.asarray(f(angle), "float32") for f in (np.cos, np.sin))
+    def start(self, capacity: int, kind=FlashCache) -> None:
+        """Begin a text of at most `capacity` tokens, with an empty cache of this kind."""
+        self.cache = kind(self, capacity)
 
     def next_token(self, tokens: list[int]) -> int:
         """The most probable token after `tokens`, which are appended to those before."""
@@ -117,7 +146,7 @@ class SmolLM2:
         for layer in range(self.num_layers):
             hidden = hidden + self.attention(self.norm(hidden, layer, "attn_norm"), layer)
             hidden = hidden + self.feed_forward(self.norm(hidden, layer, "ffn_norm"), layer)
-        self.filled += len(tokens)
+        self.cache.filled += len(tokens)
         last = self.normalised(hidden[-1:], self.weights["output_norm.weight"])
         return int((last @ self.weights["token_embd.weight"].T).argmax())
 
@@ -126,18 +155,7 @@ class SmolLM2:
             self.dense(hidden, layer, name).reshape(1, len(hidden), -1, self.head_dim)
             for name in ("attn_q", "attn_k", "attn_v")
         )
-        # Causal, aligned at the last key: the new queries see all that the cache had, and one
-        # another. This file format turns neighbours (2 i, 2 i + 1) together, as is the default.
-        out = cupyflash.flash_attention_with_kvcache(
-            query,
-            self.keys[layer],
-            self.values[layer],
-            k=key,
-            v=value,
-            cache_seqlens=self.filled,
-            rotary_cos=self.cos,
-            rotary_sin=self.sin,
-        )
+        out = self.cache.attend(layer, query, key, value)
         return self.dense(out.reshape(hidden.shape), layer, "attn_output")
 
     def feed_forward(self, hidden, layer: int):

