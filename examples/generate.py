@@ -35,15 +35,17 @@ class PlainCache(FlashCache):
         keys, values = self.keys[layer, 0, :end], self.values[layer, 0, :end]
         keys[start:], values[start:] = key, value[0]
 
+        # The queries of all heads that share keys are rows of one product.
         tokens, heads, head_dim = query.shape
         query = query.reshape(tokens, keys.shape[1], -1, head_dim).transpose(1, 2, 0, 3)
-        scores = query @ keys.transpose(1, 2, 0)[:, None] * np.float32(head_dim**-0.5)
+        rows = query.reshape(len(query), -1, head_dim) * np.float32(head_dim**-0.5)
+        scores = (rows @ keys.transpose(1, 2, 0)).reshape(*query.shape[:3], end)
         place = xp.arange(end)
         scores = xp.where(place > place[start:, None], np.float32(-np.inf), scores)
         weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        out = weights @ values.transpose(1, 0, 2)[:, None]
-        return out.transpose(2, 0, 1, 3).reshape(1, tokens, heads, head_dim)
+        out = weights.reshape(*rows.shape[:2], end) @ values.transpose(1, 0, 2)
+        return out.reshape(query.shape).transpose(2, 0, 1, 3).reshape(1, tokens, heads, head_dim)
 
 
 KINDS = {"cupyflash": FlashCache, "plain": PlainCache}

@@ -37,7 +37,7 @@ class Encoder(chainer.Chain):
     def forward(self, x):
         x += self.attention(normalise(self.norm1, x))
         hidden = F.relu(self.up(normalise(self.norm2, x)))
-        return x + F.dropout(self.down(hidden), 0.1)
+        return x + self.down(hidden)
 
 
 class VisionTransformer(chainer.Chain):

@@ -19,10 +19,22 @@ import numpy as np
 from cupyflash import _arrays, _engines
 from cupyflash._kvcache import attend
 
-METHODS = ("argmax", "any", "astype", "clip", "copy", "max", "repeat", "reshape", "swapaxes")
-METHODS += ("transpose", "view")
-OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or")
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+METHODS = (
+    "all",
+    "any",
+    "argmax",
+    "astype",
+    "clip",
+    "copy",
+    "max",
+    "mean",
+    "ravel",
+    "repeat",
+    "reshape",
+)
+METHODS += ("sum", "swapaxes", "transpose", "view")
+OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or")
+OTHERS = ("lt", "le", "gt", "ge", "eq", "ne", "abs", "neg", "invert")
 
 
 class DeviceArray:
@@ -30,6 +42,7 @@ class DeviceArray:
 
     __array_ufunc__ = None
     device = SimpleNamespace(id=0)
+    host_may_read = False  # one value at a time, as bool() and float() do
 
     def __init__(self, values: Any) -> None:
         self._values = np.asarray(values)
@@ -39,6 +52,7 @@ class DeviceArray:
     ndim = property(lambda self: self._values.ndim)
     size = property(lambda self: self._values.size)
     strides = property(lambda self: self._values.strides)
+    T = property(lambda self: self.transpose())
 
     @property
     def data(self) -> Any:
@@ -59,7 +73,21 @@ class DeviceArray:
     def _refused(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the host reads a device value")
 
-    __bool__ = __int__ = __index__ = __float__ = __array__ = __iter__ = tolist = item = _refused
+    __array__ = tolist = item = _refused
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.host_may_read:
+            self._refused()
+        return (self[index] for index in range(len(self)))
+
+
+def read(name: str) -> Any:
+    """The conversion of that name, where the host may read."""
+
+    def convert(self: DeviceArray) -> Any:
+        return getattr(self._values, name)() if self.host_may_read else self._refused()
+
+    return convert
 
 
 def inner(x: Any) -> Any:
@@ -70,13 +98,19 @@ def inner(x: Any) -> Any:
     return x._values if isinstance(x, DeviceArray) else x
 
 
+def outer(x: Any) -> Any:
+    """Device arrays of what a function of NumPy returned."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(outer, x))
+    return DeviceArray(x) if isinstance(x, (np.ndarray, np.generic)) else x
+
+
 def wrapped(function: Any) -> Any:
     """`function` of NumPy for device arrays."""
 
     def on_device(*args: Any, **kwargs: Any) -> Any:
         with np.errstate(all="ignore"):  # a GPU warns of nothing
-            result = function(*inner(args), **{name: inner(x) for name, x in kwargs.items()})
-        return DeviceArray(result) if isinstance(result, (np.ndarray, np.generic)) else result
+            return outer(function(*inner(args), **{name: inner(x) for name, x in kwargs.items()}))
 
     return on_device
 
@@ -88,8 +122,18 @@ for _name in OPERATORS:
     for _form in ("__{}__", "__r{}__", "__i{}__"):
         _method = getattr(np.ndarray, _form.format(_name))
         setattr(DeviceArray, _form.format(_name), wrapped(_method))
-for _name in COMPARISONS:
+for _name in ("bool", "int", "index", "float"):
+    setattr(DeviceArray, f"__{_name}__", read(f"__{_name}__"))
+for _name in OTHERS:
     setattr(DeviceArray, f"__{_name}__", wrapped(getattr(np.ndarray, f"__{_name}__")))
+
+
+class Device(nullcontext[None]):
+    """Stands in for `cupy.cuda.Device`."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.id = number
 
 
 class Namespace:
@@ -100,16 +144,28 @@ class Namespace:
         stride_tricks=SimpleNamespace(as_strided=wrapped(np.lib.stride_tricks.as_strided))
     )
     cuda = SimpleNamespace(
-        runtime=SimpleNamespace(getDevice=lambda: 0), Device=lambda number: nullcontext()
+        Device=Device,
+        MemoryPool=lambda: SimpleNamespace(
+            malloc=None, set_limit=mock.Mock(), total_bytes=lambda: 1
+        ),
+        get_current_stream=lambda: mock.Mock(spec=["synchronize"]),
+        is_available=lambda: True,
+        runtime=SimpleNamespace(
+            getDevice=lambda: 0, getDeviceProperties=lambda number: {"name": b"strict device"}
+        ),
+        using_allocator=nullcontext,
     )
 
     def asarray(self, x: Any, dtype: Any = None) -> Any:
         """Copies host arrays to the device; takes device arrays as they are."""
-        return x if isinstance(x, DeviceArray) else DeviceArray(np.array(x, dtype))
+        if isinstance(x, DeviceArray):
+            return x if dtype in (None, x.dtype) else x.astype(dtype)
+        return DeviceArray(np.array(x, dtype))
 
     def __getattr__(self, name: str) -> Any:
         assert hasattr(cupy, name), f"CuPy has no {name}"
-        return wrapped(getattr(np, name))
+        found = getattr(np, name)
+        return wrapped(found) if callable(found) else found
 
 
 @contextmanager

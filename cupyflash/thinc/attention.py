@@ -125,7 +125,7 @@ def _cu_seqlens(lengths: Array) -> Array:
     """Where the sequences begin and the last one ends, on the host or device of the lengths."""
     cu_seqlens = lengths[:1].astype("int32").repeat(len(lengths) + 1)
     cu_seqlens[0] = 0
-    lengths.cumsum(out=cu_seqlens[1:])
+    cu_seqlens[1:] = lengths.cumsum()
     return cu_seqlens
 
 
