@@ -7,10 +7,14 @@ Needs Chainer; examples/README.md says how to install it.
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
-import cupyflash.chainer  # isort: split
+try:
+    import cupyflash.chainer
+except ImportError as error:  # it says how to install Chainer
+    sys.exit(str(error))
 
 import chainer  # after cupyflash.chainer, which lets it run beside NumPy 2 and CuPy 14
 import chainer.functions as F

@@ -83,6 +83,21 @@ def test_nothing_is_kept_without_backprop(qkv, backprop):
     assert [x is not None for x in kept] == [backprop] * 3
 
 
+@pytest.mark.parametrize("kept", ["q", "out"])
+@pytest.mark.parametrize("backprop", [True, False])
+def test_nothing_lives_on_without_backprop(qkv, backprop, kept):
+    """Inputs and intermediate results die with their last user, though out lives."""
+    q, k, v = variables(*(x.copy() for x in qkv))
+    with chainer.using_config("enable_backprop", backprop):
+        out = flash_attention(q, k, v)
+        result = out + 1
+    watched = weakref.ref({"q": q.array, "out": out.array}[kept])
+    del q, k, v, out
+    gc.collect()
+    assert (watched() is not None) == backprop
+    assert np.isfinite(result.array).all()
+
+
 def test_memory_is_freed_with_the_graph(qkv):
     out = flash_attention(*variables(*qkv))
     statistics = weakref.ref(out.creator.saved.row_max)

