@@ -53,7 +53,7 @@ def merge_states(outs: Any, lses: Any, *, out_dtype: Any = None) -> tuple[Array,
     xp = place.namespace
     wide = np.float64 if np.float64 in (outs[0].dtype, lses[0].dtype) else np.float32
     # Infinities are ordinary here: exp(-inf) = 0 is a part's missing weight, log(0) = -inf.
-    with place.current(), np.errstate(divide="ignore", over="ignore", under="ignore"):
+    with place.current(), np.errstate(all="ignore"):
         row_max = lses[0].astype(wide)
         for lse in lses[1:]:
             row_max = xp.maximum(row_max, lse)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cupyflash._arrays import BFLOAT16, describe
 from cupyflash._numpy.broadcast import plane, plane_tile, sum_to
 from cupyflash._numpy.key_range import Tile
 from cupyflash._numpy.sequence import Sequence
@@ -105,7 +107,7 @@ class Score:
     def _modify(self, score_mod: ScoreMod, scores: Array, tile: Tile) -> None:
         assert score_mod.numpy_forward is not None
         modified = score_mod.numpy_forward(scores, *self._indices(tile), **score_mod.params)
-        np.copyto(scores, modified, casting="same_kind")
+        np.copyto(scores, _returned(modified, "numpy_forward", tile.shape), casting="same_kind")
 
     def _modify_backward(
         self,
@@ -119,23 +121,61 @@ class Score:
         factor = score_mod.numpy_backward(
             trace.unmodified, *self._indices(tile), **score_mod.params
         )
-        factor, by_params = factor if isinstance(factor, tuple) else (factor, {})
+        factor, by_params = _parts(factor) if isinstance(factor, tuple) else (factor, {})
         if gradients.dscore_params is not None:
             _require_known(by_params, score_mod.params)
             for name, (index, derivative) in by_params.items():
                 grad_param = gradients.dscore_params.get(name)
                 if grad_param is None:  # integers have no gradient
                     continue
-                index = index if isinstance(index, tuple) else (index,)
+                derivative = _returned(derivative, f"numpy_backward, for {name},", tile.shape)
                 contribution = np.multiply(grad_scores, derivative, dtype=grad_param.dtype)
                 _clear(contribution, trace.hidden)
-                index = tuple(np.broadcast_to(axis, tile.shape) for axis in index)
-                np.add.at(grad_param, index, contribution)
+                _add_at(grad_param, index, contribution)
+        factor = _returned(factor, "numpy_backward", tile.shape)
         np.multiply(grad_scores, factor, out=grad_scores, casting="same_kind")
 
     def _indices(self, tile: Tile) -> tuple[int, int, Array, Array]:
         """What score_mod calls b, h, i, j."""
         return self._sequence.entry, self._head, tile.query_index, tile.key_index
+
+
+def _returned(value: Any, name: str, shape: tuple[int, ...]) -> Array:
+    """What the user's callable `name` returned, if it is numbers that broadcast to the tile."""
+    array = np.asarray(value)
+    if array.dtype != BFLOAT16 and array.dtype.kind not in "biuf":
+        raise TypeError(f"score_mod.{name} must return real numbers, got {reprlib.repr(value)}")
+    axes = zip(array.shape[::-1], shape[::-1], strict=False)
+    if array.ndim > 2 or any(length not in (1, whole) for length, whole in axes):
+        raise ValueError(
+            f"score_mod.{name} must return what broadcasts to {shape}, got {describe(array)}"
+        )
+    return array
+
+
+def _parts(returned: tuple[Any, ...]) -> tuple[Any, Mapping[str, Any]]:
+    """The factor and the derivatives by parameters that numpy_backward returned."""
+    if len(returned) == 2 and isinstance(returned[1], Mapping):
+        pairs = (isinstance(pair, tuple) and len(pair) == 2 for pair in returned[1].values())
+        if all(pairs):
+            return returned[0], returned[1]
+    raise TypeError(
+        "score_mod.numpy_backward must return a factor, or (factor, {name: (index, derivative)}), "
+        f"got {reprlib.repr(returned)}"
+    )
+
+
+def _add_at(total: Array, index: Any, values: Array) -> None:
+    """Add each value to the element of `total` that `index` names for it."""
+    axes = index if isinstance(index, tuple) else (index,)
+    if len(axes) != total.ndim:
+        raise ValueError(
+            f"score_mod.numpy_backward returned {len(axes)} indices for params of {describe(total)}"
+        )
+    if axes:
+        np.add.at(total, tuple(np.broadcast_to(axis, values.shape) for axis in axes), values)
+    else:
+        total += values.sum()
 
 
 def _require_known(by_params: Mapping[str, Any], params: Mapping[str, Any]) -> None:

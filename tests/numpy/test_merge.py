@@ -124,3 +124,11 @@ def test_errors(rng, change, error, words):
 def test_out_dtype_errors(rng, out_dtype):
     with pytest.raises(TypeError, match="out_dtype"):
         merge_states(*parts(rng, number=2), out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("lse", [np.inf, np.nan])
+def test_what_is_no_number_warns_of_nothing(lse):
+    """Warnings are errors in tests: an lse that has overflowed gives NaN, and no more."""
+    outs = np.ones((2, 1, 1, 1), np.float32)
+    out, total = merge_states(outs, np.full((2, 1, 1), lse, np.float32))
+    assert np.isnan(out).all() and not np.isfinite(total).any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import cupyflash
 from cupyflash import ScoreMod, Tiling
 from tests.cases import Shape
 from tests.harness import call, draw, expected
@@ -105,3 +106,63 @@ def test_callables_may_write_to_the_scores(rng):
     arguments = draw(rng, SHAPE)
     results = [call("numpy", score_mod=mod, **arguments) for mod in mods]
     np.testing.assert_array_equal(results[0].dq, results[1].dq)
+
+
+def _attend(forward, backward=None, **params):
+    q = np.linspace(-1, 1, 160, dtype=np.float32).reshape(1, 20, 2, 4)
+    mod = ScoreMod("score", params=params, numpy_forward=forward, numpy_backward=backward)
+    out, saved = cupyflash.flash_attention_forward(q, q, q, score_mod=mod, tiling=Tiling(7, 6))
+    return cupyflash.flash_attention_backward(out, saved).dscore_params
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        (None, TypeError),
+        ("x", TypeError),
+        (1j, TypeError),
+        ([1.0, {}], TypeError),
+        (np.ones((2, 3)), ValueError),
+        (np.ones((1, 1, 1)), ValueError),
+    ],
+    ids=str,
+)
+def test_callables_that_return_something_else_are_named(returned, error):
+    with pytest.raises(error, match=r"score_mod\.numpy_forward must return"):
+        _attend(lambda score, b, h, i, j: returned)
+    with pytest.raises(error, match=r"score_mod\.numpy_backward must return"):
+        _attend(lambda score, b, h, i, j: score, lambda score, b, h, i, j: returned)
+
+
+@pytest.mark.parametrize(
+    ("derivatives", "error"),
+    [
+        (({}, 1), TypeError),
+        ((3,), TypeError),
+        (({"w": 3},), TypeError),
+        (({"w": ((0,), None)},), TypeError),
+        (({"w": ((0,), np.ones((2, 3)))},), ValueError),
+        (({"w": ((0, 0), 1.0)},), ValueError),
+    ],
+    ids=str,
+)
+def test_derivatives_of_another_form_are_named(derivatives, error):
+    with pytest.raises(error, match=r"score_mod\.numpy_backward"):
+        _attend(
+            lambda score, b, h, i, j, w: score,
+            lambda score, b, h, i, j, w: (1.0, *derivatives),
+            w=np.ones(3, np.float32),
+        )
+
+
+def test_a_parameter_without_axes_has_a_gradient(rng):
+    def gradient(w, index):
+        return _attend(
+            lambda score, b, h, i, j, w: score + w[index] * (i - j),
+            lambda score, b, h, i, j, w: (1.0, {"w": (index, i - j)}),
+            w=w,
+        )["w"]
+
+    alone, in_a_row = gradient(np.array(0.1), ()), gradient(np.array([0.1]), (0,))
+    assert alone.shape == () and alone != 0
+    np.testing.assert_allclose(alone, in_a_row[0], rtol=1e-4)
