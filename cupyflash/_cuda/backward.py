@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,14 +21,16 @@ from cupyflash._cuda.arguments import (
     row_alignment,
     values_of,
 )
+from cupyflash._cuda.backward_wgmma import can_read, wgmma_backward_arguments
 from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
 from cupyflash._cuda.device import describe
 from cupyflash._cuda.engines import PLANNERS
-from cupyflash._cuda.launch import Launcher
+from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import BACKWARD_PARAMS, BACKWARD_POINTERS, pointers_of
 from cupyflash._cuda.plan import BackwardPlan
 from cupyflash._cuda.plan_mma import MmaBackwardPlan
+from cupyflash._cuda.plan_wgmma_backward import WgmmaBackwardPlan
 from cupyflash._cuda.score_gradients import round_sums, zeroed_sums
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
@@ -91,6 +94,7 @@ class BackwardStruct(NamedTuple):
     pointers: tuple[str, ...]  # in the order of the struct
     scratch: dict[str, tuple[int, str]]  # name -> number of elements, dtype
     zeroed: tuple[str, ...] = ()  # arrays that are added to
+    moved: tuple[Moved, ...] = ()  # where else pointers are written
 
 
 class _Prepared(NamedTuple):
@@ -206,21 +210,41 @@ def _mma_struct(problem: Problem, layout: BackwardLayout, plan: MmaBackwardPlan)
     params: npt.NDArray[Any] = np.zeros((), MMA_BACKWARD_PARAMS)
     for name in common.dtype.names or ():
         params[name] = common[name]
-    sizes = plan.scratch
-    params["rows"], params["tiles"] = sizes.rows, sizes.tiles
-    scratch = {
-        "query_sums": (sizes.query_sums, "float32"),
-        "statistics": (sizes.statistics, "float32"),
-        **_map_scratch(plan),
-    }
-    if plan.config.deterministic:
-        scratch["turns"] = sizes.turns, "int32"
+    params["rows"], params["tiles"] = plan.scratch.rows, plan.scratch.tiles
+    scratch = _sums_scratch(plan) | _map_scratch(plan)
     zeroed = ("grad_bias",) if plan.zeroed_bias else ()
     return BackwardStruct(params, pointers_of(MMA_BACKWARD_POINTERS, problem), scratch, zeroed)
 
 
+def _wgmma_struct(
+    problem: Problem, layout: BackwardLayout, plan: WgmmaBackwardPlan
+) -> BackwardStruct:
+    common = backward_params(problem, layout)
+    params, moved = wgmma_backward_arguments(problem, layout, plan, common)
+    pointers = pointers_of(MMA_BACKWARD_POINTERS, problem)
+    return BackwardStruct(params, pointers, _sums_scratch(plan), moved=tuple(moved))
+
+
+def _sums_scratch(plan: MmaBackwardPlan | WgmmaBackwardPlan) -> dict[str, tuple[int, str]]:
+    sizes = plan.scratch
+    scratch = {
+        "query_sums": (sizes.query_sums, "float32"),
+        "statistics": (sizes.statistics, "float32"),
+    }
+    if plan.config.deterministic:
+        scratch["turns"] = sizes.turns, "int32"
+    return scratch
+
+
 def _map_scratch(plan: BackwardPlan | MmaBackwardPlan) -> dict[str, tuple[int, str]]:
     return {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
+
+
+_STRUCTS: dict[str, Callable[[Problem, BackwardLayout, Any], BackwardStruct]] = {
+    "simt": _simt_struct,
+    "mma": _mma_struct,
+    "wgmma": _wgmma_struct,
+}
 
 
 @lru_cache(maxsize=4096)
@@ -233,14 +257,15 @@ def _prepare(
     deterministic: bool,
 ) -> _Prepared:
     device = describe(device_id)
+    if engine == "wgmma" and not can_read(problem, layout):
+        engine = "mma"
     tiling = tiling or tuned.find(engine, "backward", problem, device)
     plan = PLANNERS[engine].plan_backward(
         problem, device, tiling, *layout.vector_bytes, deterministic, layout.optional.bias_bytes
     )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
-    struct_of = _mma_struct if engine == "mma" else _simt_struct
-    struct = struct_of(problem, layout, plan)
+    struct = _STRUCTS[plan.engine](problem, layout, plan)
     launchers = (
         Launcher(
             module.get_function(launch.entry, launch.shared_memory),
@@ -249,6 +274,7 @@ def _prepare(
             struct.pointers,
             threads=launch.threads,
             shared_memory=launch.shared_memory,
+            moved=struct.moved,
         )
         for launch in plan.launches
     )

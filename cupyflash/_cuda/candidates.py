@@ -18,6 +18,7 @@ from cupyflash._cuda.tiles_mma import (
 from cupyflash._cuda.tiles_wgmma import FORWARD_TILES as WGMMA_TILES
 from cupyflash._cuda.tiles_wgmma import KEY_WIDTHS, WgmmaTile
 from cupyflash._cuda.tiles_wgmma import bucket as wgmma_bucket
+from cupyflash._cuda.tiles_wgmma_backward import QUERY_WIDTHS, WgmmaBackwardTile
 from cupyflash._cuda.tuned import Tile
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
@@ -82,8 +83,18 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
         yield replace(tile, query_tiles=query_tiles, prefetched=ahead, interleaved=mixed)
 
 
+def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
+    """Every tile that fits; dV before dS or after it."""
+    del problem
+    for block_m, block_n, stages, grad_out_stages, early in product(
+        QUERY_WIDTHS, (64, 128, 192), (2, 3), (1, 2, 3), (True, False)
+    ):
+        yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early)
+
+
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {
     ("mma", "forward"): _mma_forward,
     ("mma", "backward"): _mma_backward,
     ("wgmma", "forward"): _wgmma_forward,
+    ("wgmma", "backward"): _wgmma_backward,
 }

@@ -92,12 +92,13 @@ class MmaBackwardConfig:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Sizes of the backward's scratch memory; ``MmaBackwardParams`` says what it holds."""
+    """Sizes of a tensor-core backward's scratch memory: see ``MmaBackwardParams``."""
 
     rows: int  # of each (batch, head)
     tiles: int
     pairs: int  # (batch, head) pairs
     head_dim: int  # padded
+    row_statistics: int = 3  # of a row
 
     @property
     def query_sums(self) -> int:
@@ -107,7 +108,7 @@ class Scratch:
     @property
     def statistics(self) -> int:
         """Number of float32."""
-        return 3 * self.pairs * self.rows
+        return self.row_statistics * self.pairs * self.rows
 
     @property
     def turns(self) -> int:

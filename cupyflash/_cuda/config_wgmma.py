@@ -1,4 +1,4 @@
-"""What the Hopper kernel is compiled for and given: mirrors of kernels/attention."""
+"""What the Hopper kernels are compiled for and given: mirrors of kernels/attention."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from typing import Any
 import numpy as np
 
 from cupyflash._cuda import tensor_map
+from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS
 from cupyflash._cuda.params import FORWARD_PARAMS
 
-__all__ = ["MAPPED", "WGMMA_FORWARD_PARAMS", "WgmmaForwardConfig"]
+__all__ = [
+    "MAPPED",
+    "MAPPED_BACKWARD",
+    "WGMMA_BACKWARD_PARAMS",
+    "WGMMA_FORWARD_PARAMS",
+    "WgmmaBackwardConfig",
+    "WgmmaForwardConfig",
+]
 
-MAPPED = ("query", "key", "value")  # operands that the kernel reads through tensor maps
+# Operands that the kernels read through tensor maps.
+MAPPED = ("query", "key", "value")
+MAPPED_BACKWARD = (*MAPPED, "grad_out")
 
 
-def _params() -> np.dtype[np.void]:
-    """``WgmmaForwardParams`` of kernels/attention/params_wgmma.cuh, ``common`` spread out."""
-    common: dict[str, Any] = dict(FORWARD_PARAMS.fields or {})
-    names = list(FORWARD_PARAMS.names or ())
-    formats = [common[name][0] for name in names]
-    offsets = [common[name][1] for name in names]
-    end = FORWARD_PARAMS.itemsize
-    own: list[tuple[str, Any, int]] = [
-        ("order", np.uint64, 8),
-        ("first_key", np.int32, 4),
-        ("exponent_factor", np.float32, 4),
-    ]
-    own += [(f"{name}_map", f"V{tensor_map.BYTES}", tensor_map.ALIGNMENT) for name in MAPPED]
+def _params(
+    base: np.dtype[np.void], scalars: tuple[tuple[str, Any], ...], mapped: tuple[str, ...]
+) -> np.dtype[np.void]:
+    """Return a struct of kernels/attention/params_wgmma.cuh: `base`, spread out, scalars, maps."""
+    fields: dict[str, Any] = dict(base.fields or {})
+    names = list(base.names or ())
+    formats = [fields[name][0] for name in names]
+    offsets = [fields[name][1] for name in names]
+    end = base.itemsize
+    own = [(name, scalar, np.dtype(scalar).itemsize) for name, scalar in scalars]
+    own += [(f"{name}_map", f"V{tensor_map.BYTES}", tensor_map.ALIGNMENT) for name in mapped]
     for name, format_, alignment in own:
         offset = -(-end // alignment) * alignment
         names.append(name)
@@ -38,7 +46,16 @@ def _params() -> np.dtype[np.void]:
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
-WGMMA_FORWARD_PARAMS = _params()
+WGMMA_FORWARD_PARAMS = _params(
+    FORWARD_PARAMS,
+    (("order", np.uint64), ("first_key", np.int32), ("exponent_factor", np.float32)),
+    MAPPED,
+)
+WGMMA_BACKWARD_PARAMS = _params(
+    MMA_BACKWARD_PARAMS,
+    (("first_query", np.int32), ("first_key", np.int32), ("exponent_factor", np.float32)),
+    MAPPED_BACKWARD,
+)
 
 
 @dataclass(frozen=True)
@@ -60,3 +77,24 @@ class WgmmaForwardConfig:
     window: bool
     softcap: bool
     sinks: bool
+
+
+@dataclass(frozen=True)
+class WgmmaBackwardConfig:
+    """``WgmmaBackwardConfig`` of the same file."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    block_m: int
+    block_n: int
+    stages: int
+    grad_out_stages: int
+    early: bool
+    load_width: int
+    store_width: int
+    raw_scores: bool
+    window: bool
+    softcap: bool
+    exact_softcap: bool
+    deterministic: bool

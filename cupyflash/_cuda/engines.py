@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from cupyflash._cuda import plan, plan_mma, plan_wgmma
+from cupyflash._cuda import plan, plan_mma, plan_wgmma, trial
 from cupyflash._cuda.device import Device
 from cupyflash._problem import Operands, Problem
 
@@ -14,12 +14,12 @@ __all__ = ["PLANNERS", "engine_of", "lacks", "runs_on"]
 # SUPPORTED_DTYPES and LEAST_CAPABILITY, and may have LAST_CAPABILITY and unreadable.
 PLANNERS: dict[str, ModuleType] = {"wgmma": plan_wgmma, "mma": plan_mma, "simt": plan}
 
-_BACKWARD = {"wgmma": "mma"}  # engines whose backward is another's
-
 
 def engine_of(named: str, direction: str) -> str:
     """Return the engine that computes the "forward" or "backward" of a call that `named` serves."""
-    return _BACKWARD.get(named, named) if direction == "backward" else named
+    if (named, direction) == ("wgmma", "backward") and not trial.enabled():
+        return "mma"
+    return named
 
 
 def runs_on(engine: str, device: Device) -> bool:

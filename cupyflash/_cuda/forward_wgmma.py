@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda import tensor_map
-from cupyflash._cuda.arguments import Strides
 from cupyflash._cuda.config_wgmma import MAPPED, WGMMA_FORWARD_PARAMS
 from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.launch import Moved
+from cupyflash._cuda.operand_maps import MappedOperand, write_maps
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
 from cupyflash._cuda.tile_order import seen_keys, tile_order
 from cupyflash._problem import Problem
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["wgmma_arguments"]
 
-_ITEMSIZE = 2
-_PANEL = 64  # columns of a box
 _LOG2_E = 1.4426950408889634
 
 
@@ -56,33 +53,18 @@ def wgmma_arguments(
         alike = replace(problem, softmax_scale=1.0, softcap=None, extras=frozenset())
         tables["order"] = _order(alike, *tile, plan.launch.blocks, device_id)
 
-    dims = problem.head_dim, problem.head_dim, problem.head_dim_v
-    heads = problem.num_heads, problem.num_heads_kv, problem.num_heads_kv
-    rows = (0, problem.seqlen_q), (begin, end), (begin, end)
-    boxes = config.block_m, config.block_n, config.block_n
-    offsets: Any = WGMMA_FORWARD_PARAMS.fields
-    address_offset = tensor_map.address_offset()
-    moved = []
-    for name, dim, head_count, (first, last), box in zip(
-        MAPPED, dims, heads, rows, boxes, strict=True
-    ):
-        strides = getattr(layout, name)
-        lengths = dim, last - first, head_count, problem.batch
-        map_ = tensor_map.encode(
-            problem.dtype, 0, lengths, _map_strides(lengths, strides), (_PANEL, box, 1, 1)
-        )
-        field = f"{name}_map"
-        params[field] = np.void(map_)
-        moved.append(Moved(offsets[field][1] + address_offset, name, first * strides[1]))
-    return params, moved, tables
-
-
-def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
-    """Return the strides of rows, heads and batch; any legal one where there is nothing to add."""
-    batch, row, head = strides[:3]
-    legal = -(-lengths[0] * _ITEMSIZE // 16) * 16
-    pairs = zip(lengths[1:], (row, head, batch), strict=True)
-    return tuple(legal if length == 1 else stride for length, stride in pairs)
+    of_queries = 0, problem.seqlen_q, problem.num_heads
+    of_keys = begin, end, problem.num_heads_kv
+    shapes = (
+        (*of_queries, problem.head_dim, config.block_m),
+        (*of_keys, problem.head_dim, config.block_n),
+        (*of_keys, problem.head_dim_v, config.block_n),
+    )
+    operands = [
+        MappedOperand(name, getattr(layout, name), problem.batch, *shape)
+        for name, shape in zip(MAPPED, shapes, strict=True)
+    ]
+    return params, write_maps(params, problem.dtype, operands), tables
 
 
 @lru_cache(maxsize=1024)

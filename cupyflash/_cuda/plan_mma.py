@@ -47,7 +47,11 @@ from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
 __all__ = [
+    "LARGEST_FAST_SOFTCAP",
     "LEAST_CAPABILITY",
+    "ROW_LANES",
+    "ROW_THREADS",
+    "SINKS_THREADS",
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
     "MmaBackwardPlan",
@@ -64,11 +68,11 @@ SUPPORTED_FEATURES = frozenset(
 LEAST_CAPABILITY = (8, 0)
 
 _ITEMSIZE = 2
-_ROW_LANES = 8  # of prepare and convert: QueryRow in kernels/backward/prepare_mma.cuh
-_ROW_THREADS = 256
-_SINKS_THREADS = 256
+ROW_LANES = 8  # of prepare and convert: QueryRow in kernels/backward/prepare_mma.cuh
+ROW_THREADS = 256
+SINKS_THREADS = 256
 _MAX_BIAS_BYTES = 4  # of an element in shared memory
-_LARGEST_FAST_SOFTCAP = 64.0  # the fast formula is off by a rounding error of the cap
+LARGEST_FAST_SOFTCAP = 64.0  # the fast formula is off by a rounding error of the cap
 _LEAST_DIVISOR = 2.0**-40
 
 _Tile = TypeVar("_Tile", MmaForwardTile, MmaBackwardTile)
@@ -243,25 +247,25 @@ def plan_backward(
     warps = tile.key_warps * tile.query_warps
     sequences = 1 if problem.varlen else problem.batch
     query_rows = sequences * problem.seqlen_q * problem.num_heads
-    row_blocks = -(-query_rows * _ROW_LANES // _ROW_THREADS)
+    row_blocks = -(-query_rows * ROW_LANES // ROW_THREADS)
     key_tiles = row_tiles(problem, problem.seqlen_k, tile.block_n) * problem.num_heads_kv
     grad_sinks = None
     if "sinks" in problem.extras:
-        grad_sinks = kernel_launch("cupyflash_grad_sinks_mma", problem.num_heads, _SINKS_THREADS)
+        grad_sinks = kernel_launch("cupyflash_grad_sinks_mma", problem.num_heads, SINKS_THREADS)
     return MmaBackwardPlan(
         "mma",
         Tiling(tile.block_m, tile.block_n, STAGES, warps),
         config,
         tile.blocks,
         _scratch(problem, tile.block_m),
-        kernel_launch("cupyflash_prepare_mma", row_blocks, _ROW_THREADS),
+        kernel_launch("cupyflash_prepare_mma", row_blocks, ROW_THREADS),
         kernel_launch(
             "cupyflash_backward_mma",
             key_tiles,
             32 * warps,
             tile.shared_memory(config.head_dim, config.head_dim_v, _bias_itemsize(problem)),
         ),
-        kernel_launch("cupyflash_convert_mma", row_blocks, _ROW_THREADS),
+        kernel_launch("cupyflash_convert_mma", row_blocks, ROW_THREADS),
         grad_sinks,
         tile_map_of(problem, config.block_m, config.block_n),
         problem.score_mod,
@@ -367,7 +371,7 @@ def _common(
         "store_width": access_width(store_bytes, _ITEMSIZE, *stored),
         "raw_scores": _raw_scores(problem),
         "bias_width": bias_width,
-        "exact_softcap": (problem.softcap or 0.0) > _LARGEST_FAST_SOFTCAP,
+        "exact_softcap": (problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
         **score_features(problem),
     }
 

@@ -1,7 +1,8 @@
 """How the wgmma engine serves a problem: `WgmmaForwardPlan`.
 
 Hopper's tensor cores and copy engine, for float16 and bfloat16 on compute capability 9.0. The
-backward of a call that ran here is the mma engine's.
+backward, in `plan_wgmma_backward`, has not run on a GPU: without ``CUPYFLASH_TRIAL=1`` the mma
+engine's serves the calls that ran here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cupyflash._cuda.kernel import (
     stub,
 )
 from cupyflash._cuda.params import size_assertion
-from cupyflash._cuda.plan_mma import plan_backward
+from cupyflash._cuda.plan_wgmma_backward import plan_backward
 from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile, bucket, bucket_v
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.errors import UnsupportedError

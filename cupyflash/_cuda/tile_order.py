@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cupyflash._problem import Problem
 
-__all__ = ["key_tiles", "seen_keys", "tile_order"]
+__all__ = ["key_tiles", "seeing_queries", "seen_keys", "tile_order"]
 
 _CACHE_ELEMENTS = 8 << 20  # 16-bit elements that fill about half of an L2 cache
 _START = 1  # of a query tile, in key tiles
@@ -24,6 +24,17 @@ def seen_keys(problem: Problem) -> tuple[int, int]:
     end = problem.seqlen_k
     if right is not None:
         end = min(end, diagonal + right + problem.seqlen_q)
+    return begin, end
+
+
+def seeing_queries(problem: Problem) -> tuple[int, int]:
+    """Return the first query that sees any key, and the one after the last."""
+    diagonal = problem.diagonal(problem.seqlen_q, problem.seqlen_k)
+    left, right = problem.window_left, problem.window_right
+    begin = 0 if right is None else max(0, -(diagonal + right))
+    end = problem.seqlen_q
+    if left is not None:
+        end = min(end, problem.seqlen_k - (diagonal - left))
     return begin, end
 
 

@@ -21,15 +21,17 @@ from cupyflash._cuda.device import Device
 from cupyflash._cuda.source import kernels_root
 from cupyflash._cuda.tiles_mma import MmaBackwardTile, MmaForwardTile
 from cupyflash._cuda.tiles_wgmma import WgmmaTile
+from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile
 from cupyflash._problem import Problem
 from cupyflash.tiling import Tiling
 
 __all__ = ["Tile", "entries", "find", "forget", "remember"]
 
-Tile: TypeAlias = Tiling | MmaForwardTile | MmaBackwardTile | WgmmaTile
+Tile: TypeAlias = Tiling | MmaForwardTile | MmaBackwardTile | WgmmaTile | WgmmaBackwardTile
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Tiling, MmaForwardTile, MmaBackwardTile, WgmmaTile)
+    kind.__name__: kind
+    for kind in (Tiling, MmaForwardTile, MmaBackwardTile, WgmmaTile, WgmmaBackwardTile)
 }
 _ROWS = 128  # of a typical tile
 _FULL = 3  # bits of the number of tiles a multiprocessor has: four and more are all alike

@@ -74,6 +74,8 @@ struct MmaBackwardConfig {
 
   __device__ constexpr int warps() const { return key_warps * query_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
+  /// Columns of dq's float32 sums.
+  __device__ constexpr int sum_dim() const { return head_dim; }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }

@@ -1,4 +1,4 @@
-// What the Hopper kernel is compiled for. One to one with cupyflash/_cuda/config_wgmma.py.
+// What the Hopper kernels are compiled for. One to one with cupyflash/_cuda/config_wgmma.py.
 #pragma once
 
 #include "common/types.cuh"
@@ -30,6 +30,36 @@ struct WgmmaForwardConfig {
 
   __device__ constexpr int consumers() const { return block_m / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
+};
+
+struct WgmmaBackwardConfig {
+  DataType dtype;
+  int head_dim;  // padded to 64, 96, 128, 192 or 256, as is head_dim_v
+  int head_dim_v;
+  int block_m;          // queries of a tile, a multiple of 64
+  int block_n;          // keys of a tile: 64 a consumer warpgroup
+  int stages;           // query tiles in shared memory
+  int grad_out_stages;  // and tiles of grad_out
+  bool early;           // P^T is rounded at once, and dV asked for before dS is formed
+  int load_width;       // of what is loaded element by element: out and grad_out
+  int store_width;
+  bool raw_scores;
+  bool window;
+  bool softcap;
+  bool exact_softcap;
+  bool deterministic;  // blocks add to a query tile in the order of their keys
+
+  static constexpr DataType bias_dtype = DataType::float32;
+  static constexpr bool bias = false;
+  static constexpr bool alibi = false;
+  static constexpr bool score_mod = false;
+  static constexpr bool dropout = false;
+  static constexpr bool varlen = false;
+
+  __device__ constexpr int consumers() const { return block_n / 64; }
+  __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
+  /// Columns of dq's float32 sums: whole panels of shared memory.
+  __device__ constexpr int sum_dim() const { return (head_dim + 63) / 64 * 64; }
 };
 
 }  // namespace cupyflash

@@ -1,8 +1,9 @@
-// What the Hopper kernel is told beyond ForwardParams. Mirrored by cupyflash/_cuda/config_wgmma.py.
+// What the Hopper kernels are told beyond ForwardParams and BackwardParams. Mirrored by
+// cupyflash/_cuda/config_wgmma.py.
 #pragma once
 
 #include "arch/tma.cuh"
-#include "attention/params.cuh"
+#include "attention/params_mma.cuh"
 
 namespace cupyflash {
 
@@ -14,6 +15,26 @@ struct WgmmaForwardParams {
   TensorMap query_map;    // (b, h, sq, d)
   TensorMap key_map;      // (b, hk, keys that are seen, d)
   TensorMap value_map;    // (b, hk, keys that are seen, dv)
+};
+
+/// Scratch memory is that of the mma engine but for `statistics`, (b, h, 2, rows): the exponent of
+/// 2 that a row's scores are divided by, (m + log l) * log2(e), and D. Rows without keys, and rows
+/// past the end, have inf and 0.
+struct WgmmaBackwardParams : MmaBackwardParams {
+  int first_query;         // that sees any key: row 0 of the maps of query and grad_out
+  int first_key;           // that any query sees: row 0 of the maps of key and value
+  float exponent_factor;   // from scores, or products, to exponents of 2
+  TensorMap query_map;     // (b, h, queries that see, d)
+  TensorMap key_map;       // (b, hk, keys that are seen, d)
+  TensorMap value_map;     // (b, hk, keys that are seen, dv)
+  TensorMap grad_out_map;  // (b, h, queries that see, dv)
+
+  /// First of dq's float32 sums of a tile of a head's rows, as in QuerySums.
+  __device__ float* sums_of(int64 pair, int first_row, int sum_dim) const {
+    return query_sums + (pair * rows + first_row) * sum_dim;
+  }
+  __device__ const float* shifts_of(int64 pair) const { return statistics + 2 * pair * rows; }
+  __device__ const float* deltas_of(int64 pair) const { return shifts_of(pair) + rows; }
 };
 
 }  // namespace cupyflash

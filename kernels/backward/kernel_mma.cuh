@@ -4,8 +4,8 @@
 
 #include "arch/copy_async.cuh"
 #include "arch/opaque.cuh"
-#include "attention/tile_order.cuh"
 #include "attention/visible_tiles.cuh"
+#include "backward/locate_key_tile.cuh"
 #include "backward/mainloop_mma.cuh"
 #include "backward/prepare_mma.cuh"
 #include "tile/store_swizzled.cuh"
@@ -28,22 +28,6 @@ __device__ void write_key_gradient(const GlobalRows<Output>& target, const TileI
   const int row = warp_index() * rows;
   write_staged_rows<rows, config.store_width>(target, index.first_row + row,
                                               index.sequence.seqlen_k, staging, row);
-}
-
-/// The key tile of thread block `block`.
-template <MmaBackwardConfig config>
-__device__ TileIndex locate_key_tile(const BackwardParams& params, int block) {
-  const Attention& attention = params.attention;
-  const int heads = attention.num_heads / attention.group_size;
-  int index = block;
-  if constexpr (config.window && !config.varlen) {
-    // Beside q and grad_out, their gradients' float32 sums pass.
-    const int dim = 3 * config.head_dim + config.head_dim_v;
-    index =
-        grouped_order(index, ceil_div(attention.seqlen_k, config.block_n), heads * attention.batch,
-                      heads_in_cache(attention.seqlen_q, dim * attention.group_size));
-  }
-  return locate_tile<config.varlen, config.window, true, config.block_n>(params, index, heads);
 }
 
 template <MmaBackwardConfig config>

@@ -40,27 +40,23 @@ struct QueryRow {
   }
 };
 
-template <MmaBackwardConfig config>
-__device__ void prepare_backward_mma(const MmaBackwardParams& params) {
+/// rowsum(grad_out * out), in all lanes of the row; to be called by whole warps.
+template <auto config>
+__device__ float row_delta(const BackwardParams& params, const QueryRow& row) {
   using Input = Element<config.dtype>;
   using Part = Vector<Input, config.load_width>;
-  constexpr float log2e = 1.4426950408889634f;
-  const BackwardParams& common = params.common;
-  const Attention& attention = common.attention;
-  const QueryRow row(params, config.varlen);
-
   float delta = 0.0f;
   if (row.exists) {
-    const auto* out = static_cast<const Input*>(common.out) + row.offset(common.out_strides);
+    const auto* out = static_cast<const Input*>(params.out) + row.offset(params.out_strides);
     const auto* grad_out =
-        static_cast<const Input*>(common.grad_out) + row.offset(common.grad_out_strides);
+        static_cast<const Input*>(params.grad_out) + row.offset(params.grad_out_strides);
     // Eight columns a lane at a time, whatever the width of a load: the sum's bits stay the same.
 #pragma unroll
     for (int base = 0; base < config.head_dim_v; base += QueryRow::lanes * 8) {
 #pragma unroll
       for (int part = 0; part < 8; part += config.load_width) {
         const int c = base + row.lane * 8 + part;
-        if (c >= attention.head_dim_v) break;
+        if (c >= params.attention.head_dim_v) break;
         const Part o = *reinterpret_cast<const Part*>(out + c);
         const Part g = *reinterpret_cast<const Part*>(grad_out + c);
 #pragma unroll
@@ -76,34 +72,52 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
   for (int lanes = QueryRow::lanes / 2; lanes > 0; lanes /= 2) {
     delta += __shfl_xor_sync(0xffffffffu, delta, lanes);
   }
+  return delta;
+}
+
+/// Sets this row's share of the turns of its (batch, head) pair to 0.
+__device__ inline void clear_turns(const MmaBackwardParams& params, const QueryRow& row,
+                                   int64 pair) {
+  for (int64 t = row.row * QueryRow::lanes + row.lane; t < params.tiles;
+       t += int64(params.common.attention.seqlen_q) * QueryRow::lanes) {
+    params.turns[pair * params.tiles + t] = 0;
+  }
+}
+
+/// Sets the row's sums for dq to 0.
+template <int dim>
+__device__ void clear_sums(const MmaBackwardParams& params, const QueryRow& row, int64 pair) {
+  using Sums = QuerySums<dim>;
+  float* sums = Sums{params.query_sums}.row(pair * params.rows + row.row);
+  for (int c = row.lane * 4; c < dim; c += QueryRow::lanes * 4) {
+    *reinterpret_cast<float4*>(sums + c / Sums::columns * Sums::group + c % Sums::columns) =
+        make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+}
+
+template <MmaBackwardConfig config>
+__device__ void prepare_backward_mma(const MmaBackwardParams& params) {
+  constexpr float log2e = 1.4426950408889634f;
+  const BackwardParams& common = params.common;
+  const QueryRow row(params, config.varlen);
+  float delta = row_delta<config>(common, row);
   if (!row.exists) return;
 
-  const int64 pair = row.batch * attention.num_heads + row.head;
-  const int64 scratch = pair * params.rows + row.row;
-  if constexpr (config.deterministic) {
-    for (int64 t = row.row * QueryRow::lanes + row.lane; t < params.tiles;
-         t += int64(attention.seqlen_q) * QueryRow::lanes) {
-      params.turns[pair * params.tiles + t] = 0;
-    }
-  }
+  const int64 pair = row.batch * common.attention.num_heads + row.head;
+  if constexpr (config.deterministic) clear_turns(params, row, pair);
   if (row.lane == 0) {
     const float max = static_cast<const float*>(common.row_max)[row.offset(common.row_max_strides)];
     const float sum = static_cast<const float*>(common.row_sum)[row.offset(common.row_sum_strides)];
     if (common.grad_lse != nullptr) {
       delta -= static_cast<const float*>(common.grad_lse)[row.offset(common.grad_lse_strides)];
     }
-    float* statistics = params.statistics + scratch * 3;
+    float* statistics = params.statistics + (pair * params.rows + row.row) * 3;
     statistics[0] = finite_shift(max) * (config.unbounded() ? 1.0f : log2e);
     statistics[1] = inverse_sum(sum);
     // Rows that see nothing: whatever grad_out and grad_lse hold must not matter.
     statistics[2] = sum == 0.0f ? 0.0f : delta;
   }
-  using Sums = QuerySums<config.head_dim>;
-  float* sums = Sums{params.query_sums}.row(scratch);
-  for (int c = row.lane * 4; c < config.head_dim; c += QueryRow::lanes * 4) {
-    *reinterpret_cast<float4*>(sums + c / Sums::columns * Sums::group + c % Sums::columns) =
-        make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
+  clear_sums<config.head_dim>(params, row, pair);
 }
 
 template <MmaBackwardConfig config>
@@ -122,14 +136,14 @@ __device__ void grad_sinks_mma(const MmaBackwardParams& params) {
 
 /// Dropout's 1 - p, by which the gradients of scores are multiplied until they are written; 1 where
 /// it leaves nothing.
-template <MmaBackwardConfig config>
+template <auto config>
 __device__ float kept_share(const Attention& attention) {
   if (!config.dropout || attention.keep_factor == 0.0) return 1.0f;
   return float(1.0 / attention.keep_factor);
 }
 
 /// dq = softmax_scale * sums.
-template <MmaBackwardConfig config>
+template <auto config>
 __device__ void convert_query_gradient(const MmaBackwardParams& params) {
   using Output = Element<config.dtype>;
   using Part = Vector<Output, config.store_width>;
@@ -141,7 +155,7 @@ __device__ void convert_query_gradient(const MmaBackwardParams& params) {
 
   const float scale = float(attention.softmax_scale) / kept_share<config>(attention);
   const int64 scratch = (row.batch * attention.num_heads + row.head) * params.rows + row.row;
-  using Sums = QuerySums<config.head_dim>;
+  using Sums = QuerySums<config.sum_dim()>;
   const float* sums = Sums{params.query_sums}.row(scratch);
   Output* target = static_cast<Output*>(common.grad_query) + row.offset(common.grad_query_strides);
 #pragma unroll

@@ -4,15 +4,9 @@
 #include "arch/registers.cuh"
 #include "forward/mainloop_wgmma.cuh"
 #include "forward/producer_wgmma.cuh"
+#include "tile/register_shares.cuh"
 
 namespace cupyflash {
-
-/// Registers of a thread: what the producer leaves of the 64 Ki, in eights.
-template <int consumers>
-struct RegisterShares {
-  static constexpr int producer = consumers == 3 ? 32 : 24;
-  static constexpr int consumer = consumers == 4 ? 112 : consumers == 3 ? 160 : 240;
-};
 
 template <WgmmaForwardConfig config>
 __device__ void forward_wgmma(const WgmmaForwardParams& params) {

@@ -3,6 +3,7 @@
 
 #include "attention/config_wgmma.cuh"
 #include "tile/panels.cuh"
+#include "tile/ring_position.cuh"
 
 namespace cupyflash {
 
@@ -25,20 +26,6 @@ struct WgmmaForwardShape {
   static constexpr int key_offset = query_offset + config.query_tiles * QueryTile::bytes;
   static constexpr int value_offset = key_offset + config.stages * KeyTile::bytes;
   static constexpr int bytes = value_offset + config.stages * ValueTile::bytes;
-};
-
-/// Counts through the stages of a ring of buffers.
-template <int stages>
-struct RingPosition {
-  int stage = 0;
-  unsigned round = 0;  // modulo 2
-
-  __device__ void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      round ^= 1;
-    }
-  }
 };
 
 /// A tile's `full` phase ends when copies have brought it, its `empty` phase when all consumer

@@ -40,6 +40,22 @@ __device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores, const Left
   }
 }
 
+/// Starts sums = left^T * right over all rows of both: columns 64 * left_panel ... of left, 64 of
+/// them, with columns 64 * right_panel ... of right.
+template <DataType dtype, int n_tiles, class Left, class Right>
+__device__ inline void multiply_columns(MmaFragment<1, n_tiles>& sums, const Left& left,
+                                        int left_panel, const Right& right, int right_panel) {
+  static_assert(Left::rows == Right::rows);
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
+  const uint64 a = left.columns(left_panel), b = right.columns(right_panel);
+#pragma unroll
+  for (int step = 0; step < Left::rows / 16; ++step) {
+    SharedProduct<dtype, n_tiles * 8>::template multiply<true, true>(
+        sum, advance_operand(a, Left::row_bytes(step)), advance_operand(b, Right::row_bytes(step)),
+        step > 0);
+  }
+}
+
 /// Starts sums += left * right over rows 16 * first ... of right, 16 * end at most.
 template <DataType dtype, int first, int end, int n_tiles, int left_tiles, class Tile>
 __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/ldmatrix.cuh"
+#include "arch/stmatrix.cuh"
 #include "arch/tma.cuh"
 #include "arch/wgmma.cuh"
 #include "tile/swizzle.cuh"
@@ -26,6 +27,11 @@ struct PanelTile {
   __device__ void load(const TensorMap& map, int row, int head, int batch,
                        AsyncBarrier arrived) const {
     arrived.arrive_and_expect(bytes);
+    copy(map, row, head, batch, arrived);
+  }
+  /// The same for a barrier that expects them already.
+  __device__ void copy(const TensorMap& map, int row, int head, int batch,
+                       AsyncBarrier arrived) const {
 #pragma unroll
     for (int p = 0; p < panels; ++p) {
       copy_box(panel(p).address, map, p * 64, row, head, batch, arrived);
@@ -40,6 +46,10 @@ struct PanelTile {
   __device__ uint64 operand(int row = 0) const {
     return describe_operand(address + row * Panel::pitch, Panel::bytes);
   }
+  /// Operand by rows: columns from 64 * index on.
+  __device__ uint64 columns(int index) const {
+    return describe_operand(panel(index).address, Panel::bytes);
+  }
   /// From an operand's column 0 to its columns 16 * step.
   __device__ static constexpr int column_bytes(int step) {
     return step / 4 * Panel::bytes + step % 4 * 32;
@@ -51,6 +61,11 @@ struct PanelTile {
   __device__ void read(unsigned (&fragment)[4], int row, int step) const {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
+  }
+  /// The opposite.
+  __device__ void write(const unsigned (&fragment)[4], int row, int step) const {
+    const int lane = threadIdx.x & 31;
+    store_matrices(panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)), fragment);
   }
 };
 

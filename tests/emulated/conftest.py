@@ -34,6 +34,8 @@ NEEDS_A_GPU = ("test_saved_state_holds_inputs_options_and_statistics",)  # it re
 
 
 def _is_chosen(item: Any) -> bool:
+    if not item.path.name.startswith("test_shared_"):
+        return True
     if "engine" not in item.fixturenames or item.originalname in NEEDS_A_GPU:
         return False
     everything = os.environ.get("CUPYFLASH_EMULATE") == "all"
@@ -41,7 +43,7 @@ def _is_chosen(item: Any) -> bool:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Keep the chosen tests of this folder."""
+    """Keep the chosen ones of the shared tests, and the folder's own."""
     here, reason = Path(__file__).parent, reason_to_skip()
     mine = [item for item in items if here in item.path.parents]
     left_out = {item for item in mine if not _is_chosen(item)}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from cupyflash._cuda import config_wgmma, forward, forward_wgmma, plan_mma, plan_wgmma, tensor_map
+from cupyflash._cuda import config_wgmma, forward, forward_wgmma, tensor_map
 from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, engine_of, lacks, runs_on
@@ -120,10 +120,14 @@ def test_hopper_alone_runs_it() -> None:
     assert lacks("wgmma", problem_of(varlen=True), HOPPER) == ["varlen"]
 
 
-def test_the_backward_is_that_of_mma() -> None:
+def test_the_backward_is_that_of_mma_unless_a_trial_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUPYFLASH_TRIAL", raising=False)
     assert engine_of("wgmma", "backward") == "mma"
     assert [engine_of(name, "forward") for name in PLANNERS] == list(PLANNERS)
-    assert plan_wgmma.plan_backward is plan_mma.plan_backward
+    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
+    assert [engine_of(name, "backward") for name in PLANNERS] == list(PLANNERS)
 
 
 # --- what the kernel is given -------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""The operands of a call as the copy engine is told of them: a tensor map for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cupyflash._cuda import tensor_map
+from cupyflash._cuda.arguments import Strides
+from cupyflash._cuda.launch import Moved
+
+__all__ = ["MappedOperand", "write_maps"]
+
+_ITEMSIZE = 2
+_PANEL = 64  # columns of a box
+
+
+class MappedOperand(NamedTuple):
+    """``(b, s, h, d)`` of which rows [first, last) are read, and all others taken for 0."""
+
+    name: str
+    strides: Strides  # in bytes
+    batch: int
+    first: int
+    last: int
+    heads: int
+    dim: int
+    box_rows: int  # that one instruction copies
+
+
+def write_maps(
+    params: npt.NDArray[np.void], dtype: str, operands: Iterable[MappedOperand]
+) -> list[Moved]:
+    """Write each operand's description to the field ``<name>_map``, but for its address.
+
+    Returns
+    -------
+    list of Moved
+        Where a launch is to write the addresses.
+    """
+    offsets: Any = params.dtype.fields
+    address_offset = tensor_map.address_offset()
+    moved = []
+    for each in operands:
+        lengths = each.dim, each.last - each.first, each.heads, each.batch
+        strides = _map_strides(lengths, each.strides)
+        map_ = tensor_map.encode(dtype, 0, lengths, strides, (_PANEL, each.box_rows, 1, 1))
+        field = f"{each.name}_map"
+        params[field] = np.void(map_)
+        skipped = each.first * each.strides[1]
+        moved.append(Moved(offsets[field][1] + address_offset, each.name, skipped))
+    return moved
+
+
+def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
+    """Return the strides of rows, heads and batch; any legal one where there is nothing to add."""
+    batch, row, head = strides[:3]
+    legal = -(-lengths[0] * _ITEMSIZE // 16) * 16
+    pairs = zip(lengths[1:], (row, head, batch), strict=True)
+    return tuple(legal if length == 1 else stride for length, stride in pairs)

@@ -1,0 +1,116 @@
+"""Tile sizes of the wgmma engine's backward: which ones there are, and why.
+
+A consumer warpgroup owns 64 keys: dK and dV of them stay in its registers, 240 a thread where there
+are two consumers, beside the scores and their gradients for all queries of a tile. The wider the
+query tile, the fewer bytes of shared memory a product reads: what 64 keys by n queries read grows
+with 64 + n, and what they compute with 64 * n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BACKWARD_TILES", "QUERY_WIDTHS", "WgmmaBackwardTile", "bucket_backward"]
+
+_ITEMSIZE = 2
+_SUM_ITEMSIZE = 4  # of dq until it is complete
+_PANEL = 64  # columns that lie together in shared memory
+_BARRIER_BYTES = 512
+_PANEL_ALIGNMENT = 1024
+_ROWS = 64  # keys of a consumer warpgroup, and queries of its part of dq
+_WARPGROUP = 128  # threads
+_WARPGROUP_WARPS = 4
+_STATISTICS_BYTES = 8  # of a query
+_SCORE_TILES = 2  # of dS in shared memory
+# dK, dV, scores, their gradients and, with these, P and dS or a part of dQ, of a thread, by number
+# of consumers; beyond, the assembler lets products wait for each other (C7512).
+_MAX_REGISTERS = {1: 224, 2: 224, 3: 144}
+
+_WIDTHS = (64, 96, 128, 192, 256)  # of dK and dV for which there is an instruction
+QUERY_WIDTHS = (64, 128)  # of a tile of scores
+_SUM_WIDTHS = (64, 128)  # of a consumer's part of dq
+
+
+@dataclass(frozen=True)
+class WgmmaBackwardTile:
+    """Queries, keys; query tiles and tiles of grad_out in flight; whether P is rounded at once.
+
+    If it is, dV's product runs while dS is formed, and the exponentials beside dP's, but both
+    operands take registers beside the scores.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    grad_out_stages: int
+    early: bool
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute; one more loads, and adds to dq."""
+        return self.block_n // _ROWS
+
+    @property
+    def threads(self) -> int:
+        return _WARPGROUP * (1 + self.consumers)
+
+    @property
+    def warps(self) -> int:
+        return _WARPGROUP_WARPS * (1 + self.consumers)
+
+    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
+        """Return ``WgmmaBackwardShape::bytes``; head dims are padded ones here and below."""
+        statistics = self.stages * _STATISTICS_BYTES * self.block_m
+        first = _round_up(_BARRIER_BYTES + 4 * self.threads + statistics, _PANEL_ALIGNMENT)
+        query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
+        columns = self.block_n * (query + value)
+        columns += self.block_m * (self.stages * query + self.grad_out_stages * value)
+        columns += _SCORE_TILES * self.block_n * _round_up(self.block_m, _PANEL)
+        return first + _ITEMSIZE * columns + _SUM_ITEMSIZE * self.block_m * query
+
+    def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
+        """Return the rule that this tile breaks, if it breaks one."""
+        if self.block_n not in (_ROWS, 2 * _ROWS, 3 * _ROWS):
+            return f"block_n must be {_ROWS}, {2 * _ROWS} or {3 * _ROWS}"
+        if self.block_m not in QUERY_WIDTHS:
+            return f"block_m must be one of {', '.join(map(str, QUERY_WIDTHS))}"
+        if self.stages not in (2, 3, 4) or self.grad_out_stages not in (1, 2, 3, 4):
+            return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
+        row_parts = self.block_m // _ROWS
+        if self.consumers % row_parts:
+            return f"{self.consumers} warpgroups cannot share dq of {self.block_m} queries"
+        col_parts = self.consumers // row_parts
+        if _round_up(head_dim, _PANEL) not in [width * col_parts for width in _SUM_WIDTHS]:
+            return f"{col_parts} warpgroups cannot share dq of {head_dim} columns"
+        beside_scores = self.block_m // 2 if self.early else 0
+        of_sums = _round_up(head_dim, _PANEL) // col_parts // 2
+        registers = (head_dim + head_dim_v) // 2 + self.block_m + max(beside_scores, of_sums)
+        if registers > _MAX_REGISTERS[self.consumers]:
+            return f"a thread would need {registers} registers for its tiles"
+        return None
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def bucket_backward(head_dim: int) -> int:
+    """Return a head dim padded to a width for which there is an instruction."""
+    return next(width for width in _WIDTHS if width >= head_dim)
+
+
+# One warpgroup computes: for softcap, whose P is gone when dS is formed, and for a dq of 64 columns
+# beside a wider dv.
+_SMALL = WgmmaBackwardTile(64, 64, 2, 2, True)
+_MEDIUM = (
+    # 195 KB of shared memory.
+    WgmmaBackwardTile(64, 128, 2, 2, True),
+    _SMALL,
+)
+# Larger padded head dim -> tiles by preference; the first that fits is taken.
+BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
+    # dK and dV leave room for twice as many queries, not for rounding P at once. 196 KB.
+    64: (WgmmaBackwardTile(128, 128, 2, 2, False), _SMALL),
+    96: _MEDIUM,
+    128: _MEDIUM,
+}

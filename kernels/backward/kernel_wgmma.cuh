@@ -1,0 +1,31 @@
+// Backward on Hopper in three launches: statistics, then one block a (key tile, key-value head,
+// batch) for dk, dv and its share of dq, then the conversion of dq.
+#pragma once
+
+#include "arch/registers.cuh"
+#include "backward/mainloop_wgmma.cuh"
+#include "backward/prepare_wgmma.cuh"
+#include "backward/producer_wgmma.cuh"
+#include "backward/reducer_wgmma.cuh"
+#include "tile/register_shares.cuh"
+
+namespace cupyflash {
+
+template <WgmmaBackwardConfig config>
+__device__ void backward_wgmma(const WgmmaBackwardParams& params) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  using Shares = RegisterShares<config.consumers()>;
+  const BackwardPipeline<config> pipeline{shared_address(shared_memory)};
+  pipeline.initialise();
+  const int warp = warp_index(), warpgroup = warp / 4;
+  if (warpgroup == 0) {
+    release_registers<Shares::producer>();
+    if (threadIdx.x == 0) BackwardProducer<config>{params, pipeline}.run();
+    if (threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
+  } else {
+    claim_registers<Shares::consumer>();
+    BackwardConsumer<config>{params, pipeline, warpgroup - 1, (warp - 4) * 16}.run();
+  }
+}
+
+}  // namespace cupyflash

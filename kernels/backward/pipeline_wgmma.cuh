@@ -1,0 +1,116 @@
+// Shared memory of the Hopper backward, and the barriers by which its warps pass tiles on.
+#pragma once
+
+#include "attention/config_wgmma.cuh"
+#include "tile/fragment_mma.cuh"
+#include "tile/panels.cuh"
+#include "tile/ring_position.cuh"
+
+namespace cupyflash {
+
+template <WgmmaBackwardConfig config>
+struct WgmmaBackwardShape {
+  using QueryTile = PanelTile<config.block_m, config.head_dim>;
+  using GradOutTile = PanelTile<config.block_m, config.head_dim_v>;
+  using KeyTile = PanelTile<config.block_n, config.head_dim>;
+  using ValueTile = PanelTile<config.block_n, config.head_dim_v>;
+  using ScoreTile = PanelTile<config.block_n, config.block_m>;  // dS^T
+
+  // Each consumer warpgroup has 64 keys, each of its warps 16. Of dQ it has 64 queries, and all
+  // columns or, where there are more warpgroups than that, a part of them.
+  static constexpr int warpgroup_rows = 64;
+  static constexpr int n_tiles = config.block_m / 8;
+  static constexpr int row_parts = config.block_m / warpgroup_rows;
+  static constexpr int col_parts = config.consumers() / row_parts;
+  static constexpr int sum_cols = config.sum_dim() / col_parts;
+  static_assert(row_parts * col_parts == config.consumers() && sum_cols % 64 == 0);
+
+  using Scores = MmaFragment<1, n_tiles>;
+  using KeySums = MmaFragment<1, config.head_dim / 8>;
+  using ValueSums = MmaFragment<1, config.head_dim_v / 8>;
+  using QuerySums = MmaFragment<1, sum_cols / 8>;
+
+  // Barriers; a word a thread; statistics; then tiles, which start at multiples of 1024: K, V, Q,
+  // dO, dS twice, dQ in float32.
+  static constexpr int barrier_bytes = 512;
+  static constexpr int statistics_offset = barrier_bytes + 4 * config.threads();
+  static constexpr int statistics_bytes = 8 * config.block_m;
+  static constexpr int key_offset =
+      (statistics_offset + config.stages * statistics_bytes + 1023) / 1024 * 1024;
+  static constexpr int value_offset = key_offset + KeyTile::bytes;
+  static constexpr int query_offset = value_offset + ValueTile::bytes;
+  static constexpr int grad_out_offset = query_offset + config.stages * QueryTile::bytes;
+  static constexpr int score_offset = grad_out_offset + config.grad_out_stages * GradOutTile::bytes;
+  static constexpr int sums_offset = score_offset + 2 * ScoreTile::bytes;
+  static constexpr int sums_bytes = 4 * config.block_m * config.sum_dim();
+  static constexpr int bytes = sums_offset + sums_bytes;
+};
+
+/// A tile's `full` phase ends when it is there, its `empty` phase when all who read it have done
+/// so.
+template <WgmmaBackwardConfig config>
+struct BackwardPipeline {
+  using Shape = WgmmaBackwardShape<config>;
+  using QueryPosition = RingPosition<config.stages>;
+  using GradOutPosition = RingPosition<config.grad_out_stages>;
+  static constexpr int consumer_warps = 4 * config.consumers();
+
+  unsigned shared;  // address of the block's shared memory
+
+  __device__ typename Shape::KeyTile key() const { return {shared + Shape::key_offset}; }
+  __device__ typename Shape::ValueTile value() const { return {shared + Shape::value_offset}; }
+  __device__ typename Shape::QueryTile query(QueryPosition at) const {
+    return {shared + Shape::query_offset + at.stage * Shape::QueryTile::bytes};
+  }
+  __device__ typename Shape::GradOutTile grad_out(GradOutPosition at) const {
+    return {shared + Shape::grad_out_offset + at.stage * Shape::GradOutTile::bytes};
+  }
+  /// The exponents of 2 by which a query tile's scores are divided, and its D.
+  __device__ unsigned shifts(QueryPosition at) const {
+    return shared + Shape::statistics_offset + at.stage * Shape::statistics_bytes;
+  }
+  __device__ unsigned deltas(QueryPosition at) const { return shifts(at) + 4 * config.block_m; }
+  /// dS^T; two take turns.
+  __device__ typename Shape::ScoreTile score(unsigned turn) const {
+    return {shared + Shape::score_offset + (turn & 1) * Shape::ScoreTile::bytes};
+  }
+  /// dQ of a query tile, in float32.
+  __device__ unsigned sums() const { return shared + Shape::sums_offset; }
+  __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
+
+  __device__ AsyncBarrier key_full() const { return {shared}; }
+  __device__ AsyncBarrier value_full() const { return {shared + 8}; }
+  __device__ AsyncBarrier sums_full() const { return {shared + 16}; }
+  __device__ AsyncBarrier sums_empty() const { return {shared + 24}; }
+  __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(1, at.stage); }
+  __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(2, at.stage); }
+  __device__ AsyncBarrier grad_out_full(GradOutPosition at) const { return barrier(3, at.stage); }
+  __device__ AsyncBarrier grad_out_empty(GradOutPosition at) const { return barrier(4, at.stage); }
+
+  /// By all threads of the block.
+  __device__ void initialise() const {
+    if (threadIdx.x == 0) {
+      key_full().initialise(1);
+      value_full().initialise(1);
+      sums_full().initialise(consumer_warps);
+      sums_empty().initialise(1);
+      for (int stage = 0; stage < config.stages; ++stage) {
+        query_full({stage}).initialise(1);
+        query_empty({stage}).initialise(consumer_warps);
+      }
+      for (int stage = 0; stage < config.grad_out_stages; ++stage) {
+        grad_out_full({stage}).initialise(1);
+        grad_out_empty({stage}).initialise(consumer_warps);
+      }
+      publish_barriers();
+    }
+    __syncthreads();
+  }
+
+ private:
+  __device__ AsyncBarrier barrier(int kind, int stage) const {
+    return {shared + 64 * kind + 8 * stage};
+  }
+};
+
+}  // namespace cupyflash

@@ -1,0 +1,63 @@
+"""The backward of wgmma, which only CUPYFLASH_TRIAL=1 chooses, against the dense reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cases import Shape
+from tests.emulator.device import Launcher
+from tests.harness import call, check, draw, same_bits
+
+# Tiles have 64 or 128 queries and 64 or 128 keys: one and several, whole and ragged ones.
+# Every other one is deterministic.
+CASES: dict[str, tuple[Shape, str, tuple[str, ...], dict[str, Any]]] = {
+    "full": (Shape(1, 130, 137, 1, 1, 128, 128), "bfloat16", ("dlse",), {}),
+    "causal": (Shape(1, 100, 150, 2, 1, 128, 128), "float16", ("causal", "gqa"), {}),
+    "top left": (Shape(1, 150, 70, 1, 1, 64, 64), "bfloat16", ("top_left", "sinks"), {}),
+    "narrow": (Shape(2, 135, 140, 1, 1, 40, 64), "float16", (), {}),
+    "window": (Shape(1, 140, 150, 2, 1, 80, 128), "bfloat16", ("gqa",), {"window": (40, 9)}),
+    "softcap": (Shape(1, 70, 100, 1, 1, 64, 64), "bfloat16", ("softcap", "causal"), {}),
+    "wide values": (Shape(1, 70, 70, 1, 1, 24, 96), "float16", ("softcap", "dlse"), {}),
+    "one row": (Shape(1, 1, 129, 2, 2, 96, 64), "bfloat16", ("scale",), {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels that run; the backward's is wgmma's own."""
+    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
+    names: list[str] = []
+    run = Launcher.__call__
+
+    def spy(self: Launcher, blocks: int, *values: float) -> None:
+        names.append(self._name)
+        run(self, blocks, *values)
+
+    monkeypatch.setattr(Launcher, "__call__", spy)
+    yield names
+    assert "cupyflash_backward_wgmma" in names
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(rng: Any, case: str) -> None:
+    shape, dtype, features, options = CASES[case]
+    arguments = draw(rng, shape, dtype, features)
+    deterministic = [*CASES].index(case) % 2 == 1
+    check("wgmma", **arguments, **options, deterministic=deterministic)
+
+
+def test_queries_that_see_nothing_may_hold_anything(rng: Any) -> None:
+    """With a window, the first queries see no key."""
+    arguments = draw(rng, Shape(1, 200, 130, 1, 1, 64, 64), "bfloat16") | {"window": (20, 10)}
+    expected = call("wgmma", **arguments)
+    for name in ("q", "dout"):
+        arguments[name][:, :60] = np.nan  # query i looks at key i - 70
+    got = call("wgmma", **arguments)
+    for name in ("dk", "dv"):
+        assert same_bits(getattr(got, name), getattr(expected, name)), name
+    assert same_bits(got.dq[:, 60:], expected.dq[:, 60:])
+    assert not np.any(got.dq[:, :60])
