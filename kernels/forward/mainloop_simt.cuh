@@ -69,10 +69,9 @@ struct ForwardMainloop {
   __device__ static int lane_row() { return warp_index() * Shape::warp_rows + LaneGrid::row(); }
 
   __device__ void run(ForwardState<config>& state) const {
-    const Range tile_queries = {first_query, first_query + config.block_m};
-    const Range key_tiles = tiles_of(band.seen_by_any(tile_queries), config.block_n);
-    // What no query of the head sees may hold NaN, which 0 * NaN would spread: it is not loaded.
-    const Range valid_keys = band.seen_by_any({0, band.rows});
+    // What no query of the tile sees may hold NaN, which 0 * NaN would spread: it is not loaded.
+    const Range valid_keys = band.seen_by_any({first_query, first_query + config.block_m});
+    const Range key_tiles = tiles_of(valid_keys, config.block_n);
     const int warp_query = first_query + warp_index() * Shape::warp_rows;
     const Range warp_queries = {warp_query, warp_query + Shape::warp_rows};
     const Range warp_keys = band.seen_by_any(warp_queries);

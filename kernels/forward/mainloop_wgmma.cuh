@@ -241,7 +241,6 @@ struct ForwardConsumer {
     state.key_at.advance();
     if (!Queries::kept && walk.last()) state.queries.leave(pipeline);
 
-    const int first_key = walk.n * config.block_n;
     const int first_query = walk.tile.first_row + warp_row;
     if constexpr (!config.raw_scores) {
       const Score<config> score(params.common, walk.tile.sequence, walk.tile.head);
@@ -252,10 +251,12 @@ struct ForwardConsumer {
       }
     }
     if (walk.masked()) {
+      const Band band = walk.own_band();
+      const int first_key = walk.first_key() - walk.n * config.block_n;
       if (walk.left_edge()) {
-        apply_mask(scores, walk.band, first_query, first_key);
+        apply_mask(scores, band, first_query, first_key);
       } else {
-        apply_mask<false>(scores, walk.band, first_query, first_key);
+        apply_mask<false>(scores, band, first_query, first_key);
       }
     }
   }

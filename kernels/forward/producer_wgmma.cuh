@@ -44,7 +44,7 @@ struct ForwardProducer {
   };
 
   __device__ Keys load_key(const ForwardWalk<config>& walk, Position& at) const {
-    const Keys keys = {walk.n * config.block_n - params.first_key,
+    const Keys keys = {walk.first_key() - params.first_key,
                        walk.tile.head / params.common.attention.group_size,
                        walk.tile.sequence.batch};
     pipeline.key_empty(at).wait(at.round ^ 1);
@@ -78,8 +78,8 @@ struct ForwardProducer {
     Shape::QueryTile::prefetch(params.query_map, walk.tile.first_row, walk.tile.head, batch);
     const int head = walk.tile.head / params.common.attention.group_size;
     const int least = maximum(walk.key_tiles.begin, walk.key_tiles.end - config.prefetched);
-    for (int n = walk.key_tiles.end - 1; n >= least; --n) {
-      const int row = n * config.block_n - params.first_key;
+    for (walk.n = walk.key_tiles.end - 1; walk.n >= least; --walk.n) {
+      const int row = walk.first_key() - params.first_key;
       Shape::KeyTile::prefetch(params.key_map, row, head, batch);
       Shape::ValueTile::prefetch(params.value_map, row, head, batch);
     }

@@ -30,10 +30,36 @@ struct ForwardWalk {
   /// Key tiles of the query tile that come before those of `rows`, and after them.
   __device__ int leading() const { return config.window ? key_tiles.end - own.end : 0; }
   __device__ int trailing() const { return config.window ? own.begin - key_tiles.begin : 0; }
+
+  /// Key tiles lie at multiples of their size, but for those at either end of what the query tile
+  /// sees: these are moved inwards, as others may see NaN beyond, and 0 * NaN is NaN. Query tiles
+  /// see no fewer keys than such a tile has, if they have as many rows.
+  __device__ int first_key() const {
+    int key = n * config.block_n;
+    if constexpr (config.window) {
+      const Range seen = seen_by_tile();
+      if (seen.begin >= seen.end) return key;
+      // What lies outside the maps is 0 anyway.
+      if (seen.end < band.cols) key = minimum(key, seen.end - config.block_n);
+      if (seen.begin > params.first_key) key = maximum(key, seen.begin);
+    }
+    return key;
+  }
+  /// Moved tiles are masked too: `rows` do not see all that these would have been.
   __device__ bool masked() const {
     return !unmasked.covers({n * config.block_n, (n + 1) * config.block_n});
   }
-  __device__ bool left_edge() const { return config.window && n * config.block_n < unmasked.begin; }
+  __device__ bool left_edge() const {
+    return config.window &&
+           (n * config.block_n < unmasked.begin || first_key() < n * config.block_n);
+  }
+  /// The band of the keys that belong to the key tile, counted from the first of these: what else
+  /// is in a moved one belongs to its neighbour.
+  __device__ Band own_band() const {
+    const int first = n * config.block_n;
+    return {band.lower - first, band.upper - first, band.rows,
+            minimum(band.cols - first, config.block_n)};
+  }
   __device__ bool last() const { return n == own.begin; }
 
   /// To the next key tile, or the first one of the next query tile; false: there is none.
@@ -57,8 +83,7 @@ struct ForwardWalk {
     band = visible_band<config.window>(attention, tile.sequence);
     const Range given = {tile.first_row + rows.begin, tile.first_row + rows.end};
     unmasked = band.seen_by_all(given);
-    key_tiles = tiles_of(band.seen_by_any({tile.first_row, tile.first_row + config.block_m}),
-                         config.block_n);
+    key_tiles = tiles_of(seen_by_tile(), config.block_n);
     if (key_tiles.begin >= key_tiles.end) {
       key_tiles.begin = ceil_div(attention.seqlen_k, config.block_n);
       key_tiles.end = key_tiles.begin + 1;
@@ -73,6 +98,9 @@ struct ForwardWalk {
   }
 
  private:
+  __device__ Range seen_by_tile() const {
+    return band.seen_by_any({tile.first_row, tile.first_row + config.block_m});
+  }
   /// The query tile at a place in the order; -1: none.
   __device__ int number(int at) const {
     if constexpr (config.window) return params.order[at];

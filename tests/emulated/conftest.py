@@ -21,6 +21,7 @@ CHOSEN = (
     r"tokens_past_the_last_entry_may_hold_anything",
     r"feature_alone\[.*-(plain|causal|varlen|dropout|gqa|sinks|score_mod)-(bfloat16|float32)\]",
     r"two_features\[.*-(causal-bias|window-varlen|mask-dropout|bias-gqa|softcap-alibi)\]",
+    r"what_some_queries_see.*\[(mma|wgmma)-\{'window': \(90",
     r"rows_that_see_no_key",
     r"tiles_that_nothing_meets",
     r"float8_feature_alone\[.*-(plain|varlen)\]",

@@ -125,6 +125,45 @@ def test_keys_that_nobody_sees_may_hold_anything(engine, rng, kind, value):
     assert not result.dk[unseen].any() and not result.dv[unseen].any()
 
 
+BANDS = [
+    {"causal": True}, {"causal": "top-left"}, {"window": (90, 70)}, {"window": (0, None)},
+    {"window": (None, 5)}, {"window": (0, 0)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", BANDS, ids=str)
+def test_what_some_queries_see_does_not_reach_tiles_that_do_not(engine, rng, options):
+    seqlen_q, seqlen_k = rng.integers(400, 620, size=2)
+    arguments = draw(rng, Shape(1, seqlen_q, seqlen_k, 2, 2, 16, 16), usual_dtype(engine))
+    # NumPy's own tiles would be larger than the arrays.
+    options = options | {"tiling": cupyflash.Tiling(64, 64, 1, 1) if engine == "numpy" else None}
+    arguments |= options | {"dout": None}
+    placed = [to_engine(engine, arguments[name]) for name in "qkv"]
+    tile = cupyflash.choose_tiling(*placed, engine=engine, **options).block_m
+    diagonal = 0 if options.get("causal") == "top-left" else seqlen_k - seqlen_q
+    left, right = options.get("window", (None, 0))
+    distance = np.arange(seqlen_k) - np.arange(seqlen_q)[:, None] - diagonal
+    seen = np.ones(distance.shape, bool)
+    seen &= True if left is None else distance >= -left
+    seen &= True if right is None else distance <= right
+
+    # A key next to those that one of the tiles sees, and that another one sees.
+    by_tile = np.logical_or.reduceat(seen, np.arange(0, seqlen_q, tile), axis=0)
+    beside = np.zeros_like(by_tile)
+    beside[:, 1:] |= by_tile[:, :-1] & ~by_tile[:, 1:]
+    beside[:, :-1] |= by_tile[:, 1:] & ~by_tile[:, :-1]
+    key = rng.choice((beside.any(axis=0) & by_tile.any(axis=0)).nonzero()[0])
+    clean = call(engine, **arguments)
+    for name in ("k", "v"):
+        arguments[name][:, key] = np.nan
+    result = call(engine, **arguments)
+    blind = ~np.repeat(by_tile[:, key], tile)[:seqlen_q]
+    assert blind.any()
+    assert same_bits(result.out[:, blind], clean.out[:, blind])
+    assert same_bits(result.row_max[..., blind], clean.row_max[..., blind])
+    assert same_bits(result.row_sum[..., blind], clean.row_sum[..., blind])
+
+
 @pytest.mark.parametrize("features", [[], ["causal"], ["bias", "mask"], ["sinks", "dlse"]])
 def test_tokens_past_the_last_entry_may_hold_anything(engine, rng, features):
     arguments = draw(
