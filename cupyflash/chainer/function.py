@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import chainer
 import chainer.functions as F
 import numpy as np
-from chainer.utils import type_check
 
 import cupyflash
 from cupyflash._options import Options
+from cupyflash.chainer.errors import invalid_type
 from cupyflash.chainer.recompute import gradients_of_gradients
 from cupyflash.errors import UnsupportedError
 from cupyflash.state import SavedState
@@ -128,7 +126,7 @@ class FlashAttentionFunction(chainer.FunctionNode):
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array]:
         q, k, v, *extras = inputs
         given = self.options._asdict() | dict(zip(self.extras, extras, strict=True))
-        with _invalid_type(self):
+        with invalid_type(self.label):
             if not chainer.config.enable_backprop:
                 return (cupyflash.flash_attention(q, k, v, **given),)
             out, self.saved = cupyflash.flash_attention_forward(q, k, v, **given)
@@ -182,13 +180,3 @@ def _in_float32(sinks: Any) -> Variable:
     sinks = chainer.as_variable(sinks)
     is_float = sinks.dtype.kind == "f"  # anything else is refused with the other arguments
     return F.cast(sinks, np.float32) if is_float else sinks
-
-
-@contextmanager
-def _invalid_type(node: chainer.FunctionNode) -> Iterator[None]:
-    """Turn what the core says of bad arguments into Chainer's error, with the same words."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        message = f"Invalid operation is performed in: {node.label} (Forward)\n\n{error}"
-        raise type_check.InvalidType(None, None, message) from error

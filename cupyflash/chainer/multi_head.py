@@ -8,6 +8,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from cupyflash._arrays import as_boolean, describe, place_of, require_place
+from cupyflash.chainer.errors import invalid_type
 from cupyflash.chainer.link import FlashAttention
 
 __all__ = ["MultiHeadAttention"]
@@ -122,12 +124,19 @@ class MultiHeadAttention(chainer.Chain):
         Returns
         -------
         chainer.Variable of `query`'s shape; rows that see no key hold the output's bias.
+
+        Raises
+        ------
+        chainer.utils.type_check.InvalidType
+            An array does not fit.
         """
         key = query if key is None else key
         value = key if value is None else value
-        if padding_mask is not None:
-            padding_mask = chainer.as_array(padding_mask)[:, None, None, :]
-            mask = padding_mask if mask is None else padding_mask & chainer.as_array(mask)
+        with invalid_type(type(self).__name__):
+            for name, x in (("query", query), ("key", key), ("value", value)):
+                _require_three_axes(x, name)
+            if padding_mask is not None:
+                mask = _with_padding(padding_mask, mask)
         out = self.attention(
             self._heads(self.query, query, self.num_heads),
             self._heads(self.key, key, self.num_heads_kv),
@@ -149,3 +158,29 @@ def _projected(projection: Any, x: Variable) -> Variable:
     batch, length, channels = x.shape
     rows = projection(F.reshape(x, (batch * length, channels)))
     return F.reshape(rows, (batch, length, rows.shape[1]))
+
+
+def _require_three_axes(x: Any, name: str) -> None:
+    if getattr(x, "ndim", 3) != 3:  # what is no array is refused by Chainer's functions
+        raise ValueError(f"{name} must have 3 axes, (B, T, C) or (B, C, T), got {describe(x)}")
+
+
+def _with_padding(padding_mask: Any, mask: Any) -> Any:
+    """Return the mask that hides the padding, and what `mask` hides if it is given."""
+    padding_mask = as_boolean(chainer.as_array(padding_mask), "padding_mask")
+    if padding_mask.ndim != 2:
+        raise ValueError(
+            f"padding_mask must have shape (B, T of the keys), got {describe(padding_mask)}"
+        )
+    real = padding_mask[:, None, None, :]
+    if mask is None:
+        return real
+    mask = as_boolean(chainer.as_array(mask), "mask")
+    require_place(mask, "mask", place_of(padding_mask))
+    try:
+        return real & mask
+    except ValueError:
+        raise ValueError(
+            f"mask, {describe(mask)}, does not go with padding_mask, {describe(padding_mask)}; "
+            "it must broadcast to (B, heads, T, T of the keys)"
+        ) from None

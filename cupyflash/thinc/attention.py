@@ -85,12 +85,12 @@ def FlashAttention(
 
 
 def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Callable[..., Ragged]]:
-    if not len(ragged.data):
+    if isinstance(ragged, Ragged) and not len(ragged.data):
         return _without_tokens(model, ragged)
     xp, heads, heads_kv = model.ops.xp, model.attrs["num_heads"], model.attrs["num_heads_kv"]
+    qkv = _checked(model, ragged, "nI").reshape(len(ragged.data), -1, model.attrs["head_dim"])
     cu_seqlens = _cu_seqlens(ragged.lengths)
     turn, turn_back = _turns(model, len(ragged.data))
-    qkv = _checked(model, ragged, "nI").reshape(len(ragged.data), -1, model.attrs["head_dim"])
     query, key, value = xp.split(qkv, [heads, heads + heads_kv], axis=1)
     try:
         out, saved = cupyflash.flash_attention_varlen_forward(
@@ -101,9 +101,11 @@ def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Call
         raise _invalid(model, ragged, str(error)) from error
 
     def backprop(grad: Ragged) -> Ragged:
-        grads = cupyflash.flash_attention_backward(
-            _checked(model, grad, "nO").reshape(out.shape), saved
-        )
+        dout = _checked(model, grad, "nO").reshape(-1, *out.shape[1:])
+        try:
+            grads = cupyflash.flash_attention_backward(dout, saved)
+        except (TypeError, ValueError) as error:
+            raise _invalid(model, grad, str(error)) from error
         parts = turn_back(grads.dq), turn_back(grads.dk), grads.dv
         data = xp.concatenate(parts, axis=1).reshape(ragged.data.shape)
         return Ragged(data, ragged.lengths)
@@ -147,8 +149,10 @@ def _dropout(model: Model, is_train: bool) -> dict[str, Any]:
     return {"dropout_p": rate, "seed": random.getrandbits(64)} if rate else {}
 
 
-def _checked(model: Model, ragged: Ragged, dim: str) -> Array:
+def _checked(model: Model, ragged: Any, dim: str) -> Array:
     expected = model.get_dim(dim)
+    if not isinstance(ragged, Ragged):
+        raise _invalid(model, ragged, f"it must be a Ragged of rows {expected} wide ({dim})")
     if ragged.data.shape[1] != expected:
         raise _invalid(
             model, ragged, f"rows must be {expected} wide ({dim}), got {ragged.data.shape[1]}"
@@ -156,5 +160,5 @@ def _checked(model: Model, ragged: Ragged, dim: str) -> Array:
     return ragged.data
 
 
-def _invalid(model: Model, ragged: Ragged, message: str) -> DataValidationError:
+def _invalid(model: Model, ragged: Any, message: str) -> DataValidationError:
     return DataValidationError(model.name, ragged, None, [{"loc": ["Ragged"], "msg": message}])

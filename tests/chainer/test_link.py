@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import testing
+from chainer.utils.type_check import InvalidType
 
 from cupyflash.chainer import FlashAttention, MultiHeadAttention
 from tests.chainer.link_cases import MultiHeadCase, MultiHeadInitializersCase
@@ -162,6 +165,29 @@ def test_flash_attention_link(rng):
     assert str(link) == "FlashAttention(softcap=2.0, layout=bhsd)"
     assert "causal=True" in str(MultiHeadAttention(4, 2, causal=True))
     assert not list(FlashAttention().params())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": np.zeros((5, 16), np.float32)}, "query must have 3 axes"),
+        ({"key": np.zeros((1, 2, 9, 16), np.float32)}, "key must have 3 axes"),
+        ({"padding_mask": np.ones(9, bool)}, "padding_mask must have shape (B, T of the keys)"),
+        ({"padding_mask": np.ones((2, 9))}, "padding_mask must have dtype bool"),
+        ({"padding_mask": [[True] * 9] * 2}, "padding_mask must be an array"),
+        ({"padding_mask": np.ones((2, 8), bool)}, "mask must broadcast to (b, h, sq, sk)"),
+        ({"mask": np.ones((9, 9))}, "mask must have dtype bool"),
+        ({"mask": np.ones((4, 4), bool)}, "mask, shape (4, 4), dtype bool, does not go with"),
+        ({"seed": "a", "dropout": 0.5}, "seed must hold integers"),
+        ({"dropout": 1.5}, "dropout_p must be in"),
+    ],
+)
+def test_bad_input_is_an_invalid_type(x, change, message):
+    """Chainer's own error, with our words."""
+    arguments = {"query": x, "padding_mask": np.ones((2, 9), bool)} | change
+    link = MultiHeadAttention(16, 4, dropout=arguments.pop("dropout", 0.0))
+    with pytest.raises(InvalidType, match=re.escape(message)):
+        link(**arguments)
 
 
 @pytest.mark.parametrize(

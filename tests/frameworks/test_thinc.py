@@ -246,6 +246,13 @@ def test_wrong_data(rng):
     _, backprop = layer.begin_update(Ragged(right, np.array(LENGTHS, np.int32)))
     with pytest.raises(DataValidationError, match="32 wide"):
         backprop(Ragged(right, np.array(LENGTHS, np.int32)))
+    narrow = right[:, : HEADS * DIM]
+    for wrong in (narrow.astype(np.int64), narrow[:-1]):
+        with pytest.raises(DataValidationError, match="dout"):
+            backprop(Ragged(wrong, np.array(LENGTHS, np.int32)))
+    for other in (right, [right]):
+        with pytest.raises(DataValidationError, match="a Ragged of rows 96 wide"):
+            layer.predict(other)
 
 
 @pytest.mark.parametrize("name", ["FlashAttention", "MultiHeadAttention", "TransformerEncoder"])
