@@ -84,12 +84,13 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
-    """Every tile that fits; dV before dS or after it."""
+    """Every tile that fits; dV before dS or after it; shared among warpgroups by keys or by roles."""
     del problem
     for block_m, block_n, stages, grad_out_stages, early in product(
         QUERY_WIDTHS, (64, 128, 192), (2, 3), (1, 2, 3), (True, False)
     ):
         yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early)
+        yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, True)
 
 
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {

@@ -91,6 +91,7 @@ class WgmmaBackwardConfig:
     stages: int
     grad_out_stages: int
     early: bool
+    roles: bool
     load_width: int
     store_width: int
     raw_scores: bool

@@ -133,6 +133,7 @@ def plan_backward(
         stages=tile.stages,
         grad_out_stages=tile.grad_out_stages,
         early=tile.early,
+        roles=tile.roles,
         load_width=access_width(vector_bytes, _ITEMSIZE, problem.head_dim_v),
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         raw_scores=problem.softcap is None and scale_can_wait(problem),
@@ -177,7 +178,8 @@ def _given(tiling: Tiling | WgmmaBackwardTile | None) -> tuple[WgmmaBackwardTile
     if tiling is None:
         return ()
     sizes = tiling.block_m, tiling.block_n, tiling.stages, tiling.stages
-    tiles = WgmmaBackwardTile(*sizes, True), WgmmaBackwardTile(*sizes, False)
+    ways = ((True, False), (False, False), (True, True))
+    tiles = (WgmmaBackwardTile(*sizes, early, roles) for early, roles in ways)
     return tuple(tile for tile in tiles if tile.warps == tiling.warps)
 
 

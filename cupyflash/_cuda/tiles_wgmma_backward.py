@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BACKWARD_TILES", "QUERY_WIDTHS", "WgmmaBackwardTile", "bucket_backward"]
 
 _ITEMSIZE = 2
-_SUM_ITEMSIZE = 4  # of dq until it is complete
+_FLOAT32_BYTES = 4  # of dq until it is complete, and of P from one role to the other
 _PANEL = 64  # columns that lie together in shared memory
 _BARRIER_BYTES = 512
 _PANEL_ALIGNMENT = 1024
@@ -36,7 +36,8 @@ class WgmmaBackwardTile:
     """Queries, keys; query tiles and tiles of grad_out in flight; whether P is rounded at once.
 
     If it is, dV's product runs while dS is formed, and the exponentials beside dP's, but both
-    operands take registers beside the scores.
+    operands take registers beside the scores. With `roles` two warpgroups share 64 keys: one makes
+    dV, the other dK.
     """
 
     block_m: int
@@ -44,11 +45,12 @@ class WgmmaBackwardTile:
     stages: int
     grad_out_stages: int
     early: bool
+    roles: bool = False
 
     @property
     def consumers(self) -> int:
         """Warpgroups that compute; one more loads, and adds to dq."""
-        return self.block_n // _ROWS
+        return 2 if self.roles else self.block_n // _ROWS
 
     @property
     def threads(self) -> int:
@@ -65,8 +67,10 @@ class WgmmaBackwardTile:
         query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
         columns = self.block_n * (query + value)
         columns += self.block_m * (self.stages * query + self.grad_out_stages * value)
-        columns += _SCORE_TILES * self.block_n * _round_up(self.block_m, _PANEL)
-        return first + _ITEMSIZE * columns + _SUM_ITEMSIZE * self.block_m * query
+        score_tiles = 1 if self.roles else _SCORE_TILES
+        columns += score_tiles * self.block_n * _round_up(self.block_m, _PANEL)
+        handed = self.block_m * (self.block_n if self.roles else query)
+        return first + _ITEMSIZE * columns + _FLOAT32_BYTES * handed
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
@@ -76,6 +80,9 @@ class WgmmaBackwardTile:
             return f"block_m must be one of {', '.join(map(str, QUERY_WIDTHS))}"
         if self.stages not in (2, 3, 4) or self.grad_out_stages not in (1, 2, 3, 4):
             return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
+        if self.roles:
+            both = self.block_m == self.block_n == _ROWS and self.early
+            return None if both else f"roles need {_ROWS} queries and keys, and P rounded at once"
         row_parts = self.block_m // _ROWS
         if self.consumers % row_parts:
             return f"{self.consumers} warpgroups cannot share dq of {self.block_m} queries"
@@ -99,18 +106,16 @@ def bucket_backward(head_dim: int) -> int:
     return next(width for width in _WIDTHS if width >= head_dim)
 
 
-# One warpgroup computes: for softcap, whose P is gone when dS is formed, and for a dq of 64 columns
-# beside a wider dv.
-_SMALL = WgmmaBackwardTile(64, 64, 2, 2, True)
-_MEDIUM = (
-    # 195 KB of shared memory.
-    WgmmaBackwardTile(64, 128, 2, 2, True),
-    _SMALL,
-)
+# 219 KB of shared memory at 256 columns, where dK and dV fill the registers; else for softcap, whose
+# P is gone when it is rounded late, and for a dq of 64 columns beside a wider dv.
+_ROLES = WgmmaBackwardTile(64, 64, 2, 2, True, True)
+_MEDIUM = (WgmmaBackwardTile(64, 128, 2, 2, True), _ROLES)  # 195 KB
 # Larger padded head dim -> tiles by preference; the first that fits is taken.
 BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
     # dK and dV leave room for twice as many queries, not for rounding P at once. 196 KB.
-    64: (WgmmaBackwardTile(128, 128, 2, 2, False), _SMALL),
+    64: (WgmmaBackwardTile(128, 128, 2, 2, False), _ROLES),
     96: _MEDIUM,
     128: _MEDIUM,
+    192: (_ROLES,),
+    256: (_ROLES,),
 }

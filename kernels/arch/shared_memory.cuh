@@ -48,4 +48,13 @@ __device__ inline float2 load_shared_pair(unsigned address) {
   return value;
 }
 
+__device__ inline float4 load_shared_quad(unsigned address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 }  // namespace cupyflash

@@ -37,10 +37,11 @@ struct WgmmaBackwardConfig {
   int head_dim;  // padded to 64, 96, 128, 192 or 256, as is head_dim_v
   int head_dim_v;
   int block_m;          // queries of a tile, a multiple of 64
-  int block_n;          // keys of a tile: 64 a consumer warpgroup
+  int block_n;          // keys of a tile: 64 a consumer warpgroup; with roles 64
   int stages;           // query tiles in shared memory
   int grad_out_stages;  // and tiles of grad_out
   bool early;           // P^T is rounded at once, and dV asked for before dS is formed
+  bool roles;           // of two consumer warpgroups one makes dV, the other dK, of the same keys
   int load_width;       // of what is loaded element by element: out and grad_out
   int store_width;
   bool raw_scores;
@@ -56,7 +57,7 @@ struct WgmmaBackwardConfig {
   static constexpr bool dropout = false;
   static constexpr bool varlen = false;
 
-  __device__ constexpr int consumers() const { return block_n / 64; }
+  __device__ constexpr int consumers() const { return roles ? 2 : block_n / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
   /// Columns of dq's float32 sums: whole panels of shared memory.
   __device__ constexpr int sum_dim() const { return (head_dim + 63) / 64 * 64; }

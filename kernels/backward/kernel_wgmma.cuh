@@ -3,6 +3,7 @@
 #pragma once
 
 #include "arch/registers.cuh"
+#include "backward/mainloop_roles_wgmma.cuh"
 #include "backward/mainloop_wgmma.cuh"
 #include "backward/prepare_wgmma.cuh"
 #include "backward/producer_wgmma.cuh"
@@ -10,6 +11,22 @@
 #include "tile/register_shares.cuh"
 
 namespace cupyflash {
+
+/// What consumer warp `warp` does.
+template <WgmmaBackwardConfig config>
+__device__ void consume(const WgmmaBackwardParams& params, const BackwardPipeline<config>& pipeline,
+                        int warp) {
+  if constexpr (config.roles) {
+    const BackwardConsumer<config> consumer{params, pipeline, warp % 4 * 16};
+    if (warp < 4) {
+      BackwardValueRole<config>{{consumer}}.run();
+    } else {
+      BackwardKeyRole<config>{{consumer}}.run();
+    }
+  } else {
+    BackwardMainloop<config>{{params, pipeline, warp * 16}}.run();
+  }
+}
 
 template <WgmmaBackwardConfig config>
 __device__ void backward_wgmma(const WgmmaBackwardParams& params) {
@@ -21,10 +38,10 @@ __device__ void backward_wgmma(const WgmmaBackwardParams& params) {
   if (warpgroup == 0) {
     release_registers<Shares::producer>();
     if (threadIdx.x == 0) BackwardProducer<config>{params, pipeline}.run();
-    if (threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
+    if (!config.roles && threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
   } else {
     claim_registers<Shares::consumer>();
-    BackwardConsumer<config>{params, pipeline, warpgroup - 1, (warp - 4) * 16}.run();
+    consume<config>(params, pipeline, warp - 4);
   }
 }
 

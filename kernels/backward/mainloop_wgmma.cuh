@@ -1,7 +1,7 @@
 // Gradients of a key tile and its values, and the tile's share of all queries' gradients, on Hopper
-// (FlashAttention-2, Algorithm 2): what a consumer warpgroup does. K and V stay in shared memory;
-// query tiles of all heads of the group pass by. Scores are computed transposed, keys by queries,
-// so that P^T and dS^T are operands of dV and dK as they are, in registers.
+// (FlashAttention-2, Algorithm 2): what a consumer warpgroup of 64 keys does. K and V stay in
+// shared memory; query tiles of all heads of the group pass by. Scores are computed transposed,
+// keys by queries, so that P^T and dS^T are operands of dV and dK as they are, in registers.
 //
 //   barrier    |                               | dS of all keys is there   |
 //   tensor     | S^T = K Q^T, dP^T = V dO^T    | dV += P^T dO | dQ = dS K  | dK += dS^T Q      |
@@ -13,34 +13,30 @@
 // dQ, which sums over all keys, brings them together.
 #pragma once
 
-#include "arch/bulk.cuh"
-#include "arch/named_barrier.cuh"
-#include "attention/mask_mma.cuh"
-#include "attention/query_sums.cuh"
-#include "attention/score_mma.cuh"
-#include "backward/pipeline_wgmma.cuh"
-#include "backward/walk_wgmma.cuh"
-#include "tile/multiply_wgmma.cuh"
-#include "tile/store_quads.cuh"
+#include "backward/consumer_wgmma.cuh"
 
 namespace cupyflash {
 
 template <WgmmaBackwardConfig config>
-struct BackwardConsumer {
-  using Shape = WgmmaBackwardShape<config>;
-  using Scores = typename Shape::Scores;
-  using QuerySums = typename Shape::QuerySums;
-  using Operand = MmaOperand<1, Shape::n_tiles>;
-  using Pipeline = BackwardPipeline<config>;
-  using Walk = BackwardWalk<config>;
-  static constexpr int n_tiles = Shape::n_tiles;
+struct BackwardMainloop : BackwardConsumer<config> {
+  using Base = BackwardConsumer<config>;
+  using Shape = typename Base::Shape;
+  using Scores = typename Base::Scores;
+  using Operand = typename Base::Operand;
+  using Pipeline = typename Base::Pipeline;
+  using Walk = typename Base::Walk;
+  using Base::params, Base::pipeline, Base::warp_row, Base::n_tiles;
   static constexpr bool early = config.early;
   static_assert(early || !config.softcap, "P^T is gone when it is rounded late");
 
-  const WgmmaBackwardParams& params;
-  Pipeline pipeline;
-  int group;     // number of this warpgroup among the consumers
-  int warp_row;  // first row of this warp in the key tile
+  // A warpgroup has 64 queries of dQ and all columns or, where there are more warpgroups than that,
+  // a part of them.
+  static constexpr int row_parts = config.block_m / Shape::warpgroup_rows;
+  static constexpr int col_parts = config.consumers() / row_parts;
+  static constexpr int sum_panels = config.sum_dim() / 64 / col_parts;
+  static_assert(row_parts * col_parts == config.consumers() &&
+                sum_panels * 64 * col_parts == config.sum_dim());
+  using GradQuery = MmaFragment<1, sum_panels * 8>;
 
   __device__ void run() const {
     State state;
@@ -50,18 +46,18 @@ struct BackwardConsumer {
       pipeline.value_full().wait(0);
       for (; walk.exists(); walk.advance()) {
         find_probabilities(state, walk);
-        QuerySums grad_query;  // of this query tile alone
+        GradQuery grad_query;  // of this query tile alone
         start_gradients(state, grad_query);
         end_gradients(state, grad_query);
+        ++state.count;
       }
     }
     const BackwardParams& common = params.common;
-    // Found again, instead of being kept.
-    const TileIndex tile = locate_key_tile<config>(common, opaque(blockIdx.x));
-    write(tile, common.grad_key, common.grad_key_strides, common.attention.head_dim, state.grad_key,
-          float(common.attention.softmax_scale));
-    write(tile, common.grad_value, common.grad_value_strides, common.attention.head_dim_v,
-          state.grad_value, 1.0f);
+    const TileIndex tile = this->key_tile();
+    this->write(tile, common.grad_key, common.grad_key_strides, common.attention.head_dim,
+                state.grad_key, float(common.attention.softmax_scale));
+    this->write(tile, common.grad_value, common.grad_value_strides, common.attention.head_dim_v,
+                state.grad_value, 1.0f);
   }
 
  private:
@@ -82,197 +78,67 @@ struct BackwardConsumer {
 
   /// P^T and dP^T of a query tile.
   __device__ void find_probabilities(State& state, const Walk& walk) const {
-    start_scores(state);
-    start_slopes(state);
+    this->start_scores(state.scores, state.count);
+    this->start_slopes(state.slopes, state.count);
     await_products<1>();
     settle(state.scores);
-    exponentiate(state, walk);
-    if constexpr (early) hold_back(state.p);
+    this->exponentiate(state.scores, state.p, walk, state.count);
+    if constexpr (early) this->hold_back(state.p);
     await_products<0>();
     settle(state.slopes);
     settle(state.scores);
   }
 
   /// From there, in this order, its part of dV, dQ and dK.
-  __device__ void start_gradients(State& state, QuerySums& grad_query) const {
+  __device__ void start_gradients(State& state, GradQuery& grad_query) const {
+    const auto query_at = Pipeline::QueryPosition::after(state.count);
+    const auto grad_out_at = Pipeline::GradOutPosition::after(state.count);
     if constexpr (!early) {
       state.p.template round<config.dtype>(state.scores);
       differentiate(state);
     }
-    start_sums(state.grad_value, state.p, pipeline.grad_out(grad_out_at(state)));
+    this->start_sums(state.grad_value, state.p, pipeline.grad_out(grad_out_at));
     if constexpr (early) differentiate(state);
-    const auto scores = pipeline.score(state.count);
-#pragma unroll
-    for (int step = 0; step < n_tiles / 2; ++step) {
-      scores.write(state.ds.at[step][0], warp_row, step);
-    }
-    publish_shared();
+    this->share(state.ds, state.count);
     await_barrier<128 * config.consumers()>(1);
     await_products<0>();
     settle(state.grad_value);
-    release(pipeline.grad_out_empty(grad_out_at(state)));
-    start_query_sums(grad_query, scores);
-    start_sums(state.grad_key, state.ds, pipeline.query(query_at(state)));
+    this->release(pipeline.grad_out_empty(grad_out_at));
+    this->start_query_sums(grad_query, pipeline.score(state.count), row_part(),
+                           col_part() * sum_panels);
+    this->start_sums(state.grad_key, state.ds, pipeline.query(query_at));
   }
 
   /// Takes what `start_gradients` has started.
-  __device__ void end_gradients(State& state, QuerySums& grad_query) const {
+  __device__ void end_gradients(State& state, GradQuery& grad_query) const {
     await_products<1>();
     settle(grad_query);
     stage(grad_query, state.count);
     await_products<0>();
     settle(state.grad_key);
-    release(pipeline.query_empty(query_at(state)));
-    ++state.count;
+    this->release(pipeline.query_empty(Pipeline::QueryPosition::after(state.count)));
   }
 
-  /// This warp has read what the barrier stands for.
-  __device__ static void release(AsyncBarrier empty) {
-    __syncwarp();
-    if (MmaLane::lane() == 0) empty.arrive();
-  }
-
-  /// The assembler would move the wait that follows to before the arithmetic that is to run beside
-  /// the products; not so if a store, which nobody reads, needs its result first.
-  __device__ void hold_back(const Operand& result) const {
-    unsigned all = 0;
-#pragma unroll
-    for (int step = 0; step < n_tiles / 2; ++step) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) all |= result.at[step][0][e];
-    }
-    store_shared(pipeline.scratch(), all);
-  }
-
-  __device__ static auto query_at(const State& state) {
-    return Pipeline::QueryPosition::after(state.count);
-  }
-  __device__ static auto grad_out_at(const State& state) {
-    return Pipeline::GradOutPosition::after(state.count);
-  }
-
-  /// S^T = K Q^T.
-  __device__ void start_scores(State& state) const {
-    const auto at = query_at(state);
-    pipeline.query_full(at).wait(at.round);
-    products_see_registers();
-    multiply_rows<config.dtype, config.head_dim / 16>(
-        state.scores, pipeline.key(), group * Shape::warpgroup_rows, pipeline.query(at));
-    commit_products();
-  }
-
-  /// dP^T = V dO^T.
-  __device__ void start_slopes(State& state) const {
-    const auto at = grad_out_at(state);
-    pipeline.grad_out_full(at).wait(at.round);
-    products_see_registers();
-    multiply_rows<config.dtype, config.head_dim_v / 16>(
-        state.slopes, pipeline.value(), group * Shape::warpgroup_rows, pipeline.grad_out(at));
-    commit_products();
-  }
-
-  /// dV += P^T dO, or dK += dS^T Q.
-  template <class Sums, class Tile>
-  __device__ static void start_sums(Sums& sums, const Operand& left, const Tile& right) {
-    products_see_registers();
-    accumulate_rows<config.dtype, 0, n_tiles / 2>(sums, left, right);
-    commit_products();
-  }
-
-  /// This warpgroup's part of dQ = dS K.
-  template <class Sums, class Tile>
-  __device__ void start_query_sums(Sums& sums, const Tile& scores) const {
-    products_see_registers();
-    multiply_columns<config.dtype>(sums, scores, group / Shape::col_parts, pipeline.key(),
-                                   group % Shape::col_parts * (Shape::sum_cols / 64));
-    commit_products();
-  }
-
-  /// From products to P^T = exp(S - L): rounded as an operand, and in place of the scores what dS
-  /// is to be multiplied by.
-  __device__ void exponentiate(State& state, const Walk& walk) const {
-    Scores& scores = state.scores;
-    const TileIndex& tile = walk.tile;
-    const int first_query = walk.first_query();
-    const Band transposed = walk.band.transposed();
-    const Range keys = {tile.first_row, tile.first_row + config.block_n};
-    if (!transposed.seen_by_existing(keys).covers({first_query, first_query + config.block_m})) {
-      apply_mask(scores, transposed, tile.first_row + warp_row, first_query);
-    }
-    const Score<config> score(params.common, tile.sequence, walk.head);
-    const MmaScore<config> score_of(params.common, score);
-    const unsigned shifts = pipeline.shifts(query_at(state)) + 4 * MmaLane::col();
-#pragma unroll
-    for (int j = 0; j < n_tiles; ++j) {
-      const float2 shift = load_shared_pair(shifts + j * 32);
-      float (&s)[4] = scores.at[0][j];
-      float probability[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        ScoreAndSlope value = {s[e], 1.0f};
-        if constexpr (!config.raw_scores) {
-          value = score_of.of(s[e], 0.0f, 0.0f);
-          if (s[e] == -infinity<float>) value.value = -infinity<float>;
-        }
-        probability[e] = exp2_hardware(
-            fmaf(value.value, params.exponent_factor, -(e % 2 == 0 ? shift.x : shift.y)));
-        s[e] = config.softcap ? probability[e] * value.slope : probability[e];
-      }
-      if constexpr (early) {
-        state.p.upper(0, j) = pack_pair<config.dtype>(probability[0], probability[1]);
-        state.p.lower(0, j) = pack_pair<config.dtype>(probability[2], probability[3]);
-      }
-    }
-  }
-
-  /// dS^T = P^T (dP^T - D), rounded.
   __device__ void differentiate(State& state) const {
-    const unsigned deltas = pipeline.deltas(query_at(state)) + 4 * MmaLane::col();
 #pragma unroll
     for (int j = 0; j < n_tiles; ++j) {
-      const float2 delta = load_shared_pair(deltas + j * 32);
-      const float (&p)[4] = state.scores.at[0][j];
-      const float (&slope)[4] = state.slopes.at[0][j];
-      state.ds.upper(0, j) =
-          pack_pair<config.dtype>(p[0] * (slope[0] - delta.x), p[1] * (slope[1] - delta.y));
-      state.ds.lower(0, j) =
-          pack_pair<config.dtype>(p[2] * (slope[2] - delta.x), p[3] * (slope[3] - delta.y));
+      Base::differentiate(state.ds, j, state.scores.at[0][j], state.slopes.at[0][j],
+                          this->delta_of(state.count, j));
     }
   }
+
+  /// Of this warpgroup among those that share dQ.
+  __device__ int row_part() const { return warp_row / 64 / col_parts; }
+  __device__ int col_part() const { return warp_row / 64 % col_parts; }
 
   /// Hands this warp's part of dQ to the reducer, in the order of the sums in global memory.
-  __device__ void stage(const QuerySums& grad_query, unsigned count) const {
-    using Order = cupyflash::QuerySums<config.sum_dim()>;
-    constexpr int pairs = Shape::sum_cols / 16;
-    const int row = group / Shape::col_parts * Shape::warpgroup_rows + warp_row % 64;
-    const int col = group % Shape::col_parts * Shape::sum_cols;
-    const unsigned target =
-        pipeline.sums() + 4 * (row * config.sum_dim() + Order::offset(col)) + 16 * MmaLane::lane();
+  __device__ void stage(const GradQuery& grad_query, unsigned count) const {
+    const unsigned target = pipeline.sums();
     pipeline.sums_empty().wait((count & 1) ^ 1);
-#pragma unroll
-    for (int pair = 0; pair < pairs; ++pair) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float (&left)[4] = grad_query.at[0][2 * pair];
-        const float (&right)[4] = grad_query.at[0][2 * pair + 1];
-        store_shared(target + 4 * (r * 8 * config.sum_dim() + pair * Order::group),
-                     make_float4(left[2 * r], left[2 * r + 1], right[2 * r], right[2 * r + 1]));
-      }
-    }
+    Base::put_sums(grad_query, row_part() * 64 + warp_row % 64, col_part() * sum_panels,
+                   [&](int offset, float4 four) { store_shared(target + 4 * offset, four); });
     publish_shared();
-    release(pipeline.sums_full());
-  }
-
-  /// Writes this warp's keys of dK or dV.
-  template <int cols>
-  __device__ void write(const TileIndex& tile, void* target, const Strides& strides, int dim,
-                        const MmaFragment<1, cols>& sums, float scale) const {
-    const float factor[2] = {scale, scale};
-    const Sequence& sequence = tile.sequence;
-    write_rows<config.dtype, config.store_width>(
-        head_rows<Element<config.dtype>>(target, strides, sequence.batch, sequence.first_key,
-                                         tile.head, dim),
-        tile.first_row + warp_row, sequence.seqlen_k, sums, factor);
+    this->release(pipeline.sums_full());
   }
 };
 

@@ -16,22 +16,15 @@ struct WgmmaBackwardShape {
   using ValueTile = PanelTile<config.block_n, config.head_dim_v>;
   using ScoreTile = PanelTile<config.block_n, config.block_m>;  // dS^T
 
-  // Each consumer warpgroup has 64 keys, each of its warps 16. Of dQ it has 64 queries, and all
-  // columns or, where there are more warpgroups than that, a part of them.
   static constexpr int warpgroup_rows = 64;
   static constexpr int n_tiles = config.block_m / 8;
-  static constexpr int row_parts = config.block_m / warpgroup_rows;
-  static constexpr int col_parts = config.consumers() / row_parts;
-  static constexpr int sum_cols = config.sum_dim() / col_parts;
-  static_assert(row_parts * col_parts == config.consumers() && sum_cols % 64 == 0);
 
   using Scores = MmaFragment<1, n_tiles>;
   using KeySums = MmaFragment<1, config.head_dim / 8>;
   using ValueSums = MmaFragment<1, config.head_dim_v / 8>;
-  using QuerySums = MmaFragment<1, sum_cols / 8>;
 
   // Barriers; a word a thread; statistics; then tiles, which start at multiples of 1024: K, V, Q,
-  // dO, dS twice, dQ in float32.
+  // dO, dS twice, dQ in float32. With roles, dS once, P in float32.
   static constexpr int barrier_bytes = 512;
   static constexpr int statistics_offset = barrier_bytes + 4 * config.threads();
   static constexpr int statistics_bytes = 8 * config.block_m;
@@ -41,9 +34,11 @@ struct WgmmaBackwardShape {
   static constexpr int query_offset = value_offset + ValueTile::bytes;
   static constexpr int grad_out_offset = query_offset + config.stages * QueryTile::bytes;
   static constexpr int score_offset = grad_out_offset + config.grad_out_stages * GradOutTile::bytes;
-  static constexpr int sums_offset = score_offset + 2 * ScoreTile::bytes;
+  static constexpr int score_tiles = config.roles ? 1 : 2;
+  static constexpr int sums_offset = score_offset + score_tiles * ScoreTile::bytes;
   static constexpr int sums_bytes = 4 * config.block_m * config.sum_dim();
-  static constexpr int bytes = sums_offset + sums_bytes;
+  static constexpr int handed_bytes = 4 * config.block_m * config.block_n;
+  static constexpr int bytes = sums_offset + (config.roles ? handed_bytes : sums_bytes);
 };
 
 /// A tile's `full` phase ends when it is there, its `empty` phase when all who read it have done
@@ -70,9 +65,14 @@ struct BackwardPipeline {
     return shared + Shape::statistics_offset + at.stage * Shape::statistics_bytes;
   }
   __device__ unsigned deltas(QueryPosition at) const { return shifts(at) + 4 * config.block_m; }
-  /// dS^T; two take turns.
+  /// dS^T; where there are two, they take turns.
   __device__ typename Shape::ScoreTile score(unsigned turn) const {
-    return {shared + Shape::score_offset + (turn & 1) * Shape::ScoreTile::bytes};
+    return {shared + Shape::score_offset + turn % Shape::score_tiles * Shape::ScoreTile::bytes};
+  }
+  /// This thread's place for P^T in float32, which one warpgroup hands to another: 16 bytes, and
+  /// 2048 to the next ones.
+  __device__ unsigned handed() const {
+    return shared + Shape::sums_offset + threadIdx.x % 128 * 16;
   }
   /// dQ of a query tile, in float32.
   __device__ unsigned sums() const { return shared + Shape::sums_offset; }

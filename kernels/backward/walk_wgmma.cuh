@@ -38,6 +38,17 @@ struct BackwardWalk {
     return int64(tile.sequence.batch) * params.common.attention.num_heads + head;
   }
 
+  /// Counter of the key tiles that have added to this query tile's dQ.
+  __device__ int* turns(const WgmmaBackwardParams& params, int64 pair) const {
+    return params.turns + pair * params.tiles + m;
+  }
+  /// Key tiles before this one that see the query tile. Blocks start in the order of their key
+  /// tiles, so the one waited for is running or done.
+  __device__ int own_turn() const {
+    const int first_key = band.seen_by_any({first_query(), first_query() + config.block_m}).begin;
+    return tile.first_row / config.block_n - first_key / config.block_n;
+  }
+
   __device__ void advance() {
     --left;
     if (++m == tiles.end) {

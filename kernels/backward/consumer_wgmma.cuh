@@ -1,0 +1,187 @@
+// What every consumer warpgroup of the Hopper backward does: products, P, and the results.
+#pragma once
+
+#include "arch/bulk.cuh"
+#include "arch/named_barrier.cuh"
+#include "attention/mask_mma.cuh"
+#include "attention/query_sums.cuh"
+#include "attention/score_mma.cuh"
+#include "backward/pipeline_wgmma.cuh"
+#include "backward/walk_wgmma.cuh"
+#include "tile/multiply_wgmma.cuh"
+#include "tile/store_quads.cuh"
+
+namespace cupyflash {
+
+/// `count` is the number of query tiles before the one meant, which leads to its buffers.
+template <WgmmaBackwardConfig config>
+struct BackwardConsumer {
+  using Shape = WgmmaBackwardShape<config>;
+  using Scores = typename Shape::Scores;
+  using Operand = MmaOperand<1, Shape::n_tiles>;
+  using Pipeline = BackwardPipeline<config>;
+  using Walk = BackwardWalk<config>;
+  static constexpr int n_tiles = Shape::n_tiles;
+
+  const WgmmaBackwardParams& params;
+  Pipeline pipeline;
+  int warp_row;  // first row of this warp in the key tile
+
+  /// Of this warpgroup in the key tile.
+  __device__ int first_key_row() const {
+    return warp_row / Shape::warpgroup_rows * Shape::warpgroup_rows;
+  }
+
+  /// This warp has read what the barrier stands for.
+  __device__ static void release(AsyncBarrier empty) {
+    __syncwarp();
+    if (MmaLane::lane() == 0) empty.arrive();
+  }
+
+  /// The assembler would move the wait that follows to before the arithmetic that is to run beside
+  /// the products; not so if a store, which nobody reads, needs its result first.
+  __device__ void hold_back(const Operand& result) const {
+    unsigned all = 0;
+#pragma unroll
+    for (int step = 0; step < n_tiles / 2; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) all |= result.at[step][0][e];
+    }
+    store_shared(pipeline.scratch(), all);
+  }
+
+  /// S^T = K Q^T.
+  __device__ void start_scores(Scores& scores, unsigned count) const {
+    const auto at = Pipeline::QueryPosition::after(count);
+    pipeline.query_full(at).wait(at.round);
+    products_see_registers();
+    multiply_rows<config.dtype, config.head_dim / 16>(scores, pipeline.key(), first_key_row(),
+                                                      pipeline.query(at));
+    commit_products();
+  }
+
+  /// dP^T = V dO^T.
+  __device__ void start_slopes(Scores& slopes, unsigned count) const {
+    const auto at = Pipeline::GradOutPosition::after(count);
+    pipeline.grad_out_full(at).wait(at.round);
+    products_see_registers();
+    multiply_rows<config.dtype, config.head_dim_v / 16>(slopes, pipeline.value(), first_key_row(),
+                                                        pipeline.grad_out(at));
+    commit_products();
+  }
+
+  /// dV += P^T dO, or dK += dS^T Q.
+  template <class Sums, class Tile>
+  __device__ static void start_sums(Sums& sums, const Operand& left, const Tile& right) {
+    products_see_registers();
+    accumulate_rows<config.dtype, 0, n_tiles / 2>(sums, left, right);
+    commit_products();
+  }
+
+  /// Columns 64 * first_panel ... of rows 64 * row_part ... of dQ = dS K.
+  template <class Sums, class Tile>
+  __device__ void start_query_sums(Sums& sums, const Tile& scores, int row_part,
+                                   int first_panel) const {
+    products_see_registers();
+    multiply_columns<config.dtype>(sums, scores, row_part, pipeline.key(), first_panel);
+    commit_products();
+  }
+
+  /// The block's key tile, found again, instead of being kept.
+  __device__ TileIndex key_tile() const {
+    return locate_key_tile<config>(params.common, opaque(blockIdx.x));
+  }
+
+  /// Four elements of dS^T = P^T (dP^T - D), rounded; those of two queries and two keys.
+  __device__ static void differentiate(Operand& ds, int j, const float (&p)[4],
+                                       const float (&slope)[4], float2 delta) {
+    ds.upper(0, j) =
+        pack_pair<config.dtype>(p[0] * (slope[0] - delta.x), p[1] * (slope[1] - delta.y));
+    ds.lower(0, j) =
+        pack_pair<config.dtype>(p[2] * (slope[2] - delta.x), p[3] * (slope[3] - delta.y));
+  }
+
+  /// D of the lane's two queries in piece j of a query tile.
+  __device__ float2 delta_of(unsigned count, int j) const {
+    const unsigned deltas = pipeline.deltas(Pipeline::QueryPosition::after(count));
+    return load_shared_pair(deltas + 4 * MmaLane::col() + j * 32);
+  }
+
+  /// Calls put(offset, four numbers) with all of a warp's part of dQ, of which `row` and `panel`
+  /// are the first row and the first 64 columns: offsets are those of the query tile's sums.
+  template <int sum_tiles, class Put>
+  __device__ static void put_sums(const MmaFragment<1, sum_tiles>& sums, int row, int panel,
+                                  const Put& put) {
+    using Order = QuerySums<config.sum_dim()>;
+    const int first = row * config.sum_dim() + Order::offset(panel * 64) + 4 * MmaLane::lane();
+#pragma unroll
+    for (int pair = 0; pair < sum_tiles / 2; ++pair) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float (&left)[4] = sums.at[0][2 * pair];
+        const float (&right)[4] = sums.at[0][2 * pair + 1];
+        put(first + r * 8 * config.sum_dim() + pair * Order::group,
+            make_float4(left[2 * r], left[2 * r + 1], right[2 * r], right[2 * r + 1]));
+      }
+    }
+  }
+
+  /// dS^T to shared memory, where products see it after a barrier.
+  __device__ void share(const Operand& ds, unsigned count) const {
+    const auto scores = pipeline.score(count);
+#pragma unroll
+    for (int step = 0; step < n_tiles / 2; ++step) scores.write(ds.at[step][0], warp_row, step);
+    publish_shared();
+  }
+
+  /// From products to P^T = exp(S - L): rounded as an operand, and in place of the scores what dS
+  /// is to be multiplied by.
+  __device__ void exponentiate(Scores& scores, Operand& p, const Walk& walk, unsigned count) const {
+    const TileIndex& tile = walk.tile;
+    const int first_query = walk.first_query();
+    const Band transposed = walk.band.transposed();
+    const Range keys = {tile.first_row, tile.first_row + config.block_n};
+    if (!transposed.seen_by_existing(keys).covers({first_query, first_query + config.block_m})) {
+      apply_mask(scores, transposed, tile.first_row + warp_row, first_query);
+    }
+    const Score<config> score(params.common, tile.sequence, walk.head);
+    const MmaScore<config> score_of(params.common, score);
+    const unsigned shifts =
+        pipeline.shifts(Pipeline::QueryPosition::after(count)) + 4 * MmaLane::col();
+#pragma unroll
+    for (int j = 0; j < n_tiles; ++j) {
+      const float2 shift = load_shared_pair(shifts + j * 32);
+      float (&s)[4] = scores.at[0][j];
+      float probability[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        ScoreAndSlope value = {s[e], 1.0f};
+        if constexpr (!config.raw_scores) {
+          value = score_of.of(s[e], 0.0f, 0.0f);
+          if (s[e] == -infinity<float>) value.value = -infinity<float>;
+        }
+        probability[e] = exp2_hardware(
+            fmaf(value.value, params.exponent_factor, -(e % 2 == 0 ? shift.x : shift.y)));
+        s[e] = config.softcap ? probability[e] * value.slope : probability[e];
+      }
+      if constexpr (config.early) {
+        p.upper(0, j) = pack_pair<config.dtype>(probability[0], probability[1]);
+        p.lower(0, j) = pack_pair<config.dtype>(probability[2], probability[3]);
+      }
+    }
+  }
+
+  /// Writes this warp's keys of dK or dV.
+  template <int cols>
+  __device__ void write(const TileIndex& tile, void* target, const Strides& strides, int dim,
+                        const MmaFragment<1, cols>& sums, float scale) const {
+    const float factor[2] = {scale, scale};
+    const Sequence& sequence = tile.sequence;
+    write_rows<config.dtype, config.store_width>(
+        head_rows<Element<config.dtype>>(target, strides, sequence.batch, sequence.first_key,
+                                         tile.head, dim),
+        tile.first_row + warp_row, sequence.seqlen_k, sums, factor);
+  }
+};
+
+}  // namespace cupyflash

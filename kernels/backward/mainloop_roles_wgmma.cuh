@@ -1,0 +1,181 @@
+// The same for wide heads, where dK and dV of 64 keys fill the registers of two warpgroups: one
+// makes dV, the other dK. P^T, which only the first has, is handed to the second in float32.
+//
+//   barrier      |                       | P^T is there  | dS is there |
+//   tensor       | S^T = K Q^T           | dV += P^T dO  | dQ = dS K, left columns  |
+//   values       |       P = exp S       | handed over   |                          | dQ added
+//   tensor       | dP^T = V dO^T         | dK += dS^T Q  | dQ = dS K, right columns |
+//   keys         |                       | dS, stored    |                          | dQ added
+//   copies       | dO, Q of the next tile ------------------------------------------------>
+//
+// dQ is added to global memory from registers: shared memory has no room for it.
+#pragma once
+
+#include "arch/reduce.cuh"
+#include "backward/consumer_wgmma.cuh"
+
+namespace cupyflash {
+
+/// Barriers by number.
+struct RoleBarriers {
+  static constexpr int handed = 1, shared = 2, turn = 3;
+  static constexpr int threads = 256;
+};
+
+template <WgmmaBackwardConfig config>
+struct BackwardRole : BackwardConsumer<config> {
+  using Base = BackwardConsumer<config>;
+  using Base::params, Base::pipeline, Base::warp_row;
+  static constexpr int panels = config.sum_dim() / 64;
+  static_assert(config.early && config.block_m == 64 && config.block_n == 64);
+
+  /// Adds a warp's part of dQ to global memory; with `deterministic` in this key tile's turn.
+  template <int sum_tiles>
+  __device__ void add_sums(const MmaFragment<1, sum_tiles>& sums, int panel,
+                           const BackwardWalk<config>& walk) const {
+    const int64 pair = walk.pair(params);
+    begin_turn(pair, walk);
+    float* const target = params.sums_of(pair, walk.first_query(), config.sum_dim());
+    Base::put_sums(sums, warp_row, panel,
+                   [&](int offset, float4 four) { reduce_add(target + offset, four); });
+    end_turn(pair, walk);
+  }
+
+  /// By both warpgroups, whatever they add.
+  __device__ void begin_turn(int64 pair, const BackwardWalk<config>& walk) const {
+    if constexpr (config.deterministic) {
+      if (is_first()) await_turn(walk.turns(params, pair), walk.own_turn());
+      await_barrier<RoleBarriers::threads>(RoleBarriers::turn);
+    }
+  }
+  __device__ void end_turn(int64 pair, const BackwardWalk<config>& walk) const {
+    if constexpr (config.deterministic) {
+      await_barrier<RoleBarriers::threads>(RoleBarriers::turn);
+      if (is_first()) cupyflash::end_turn(walk.turns(params, pair));
+    }
+  }
+
+ private:
+  /// One thread of the block.
+  __device__ static bool is_first() { return threadIdx.x == 128; }
+};
+
+/// S^T, P^T, dV.
+template <WgmmaBackwardConfig config>
+struct BackwardValueRole : BackwardRole<config> {
+  using Base = BackwardRole<config>;
+  using Shape = typename Base::Shape;
+  using Pipeline = typename Base::Pipeline;
+  using Base::params, Base::pipeline;
+  static constexpr int panels = Base::panels / 2;  // of dQ, the first ones
+
+  __device__ void run() const {
+    typename Shape::ValueSums grad_value;
+    grad_value.fill(0.0f);
+    BackwardWalk<config> walk(params);
+    if (walk.exists()) pipeline.key_full().wait(0);
+    for (unsigned count = 0; walk.exists(); walk.advance(), ++count) step(grad_value, walk, count);
+    const BackwardParams& common = params.common;
+    this->write(this->key_tile(), common.grad_value, common.grad_value_strides,
+                common.attention.head_dim_v, grad_value, 1.0f);
+  }
+
+ private:
+  __device__ void step(typename Shape::ValueSums& grad_value, const BackwardWalk<config>& walk,
+                       unsigned count) const {
+    typename Base::Operand p;
+    typename Base::Scores scores;
+    this->start_scores(scores, count);
+    await_products<0>();
+    settle(scores);
+    this->exponentiate(scores, p, walk, count);
+    this->release(pipeline.query_empty(Pipeline::QueryPosition::after(count)));
+    hand_over(scores);
+
+    const auto grad_out_at = Pipeline::GradOutPosition::after(count);
+    pipeline.grad_out_full(grad_out_at).wait(grad_out_at.round);
+    this->start_sums(grad_value, p, pipeline.grad_out(grad_out_at));
+    await_barrier<RoleBarriers::threads>(RoleBarriers::shared);
+    await_products<0>();
+    settle(grad_value);
+    this->release(pipeline.grad_out_empty(grad_out_at));
+    if constexpr (panels > 0) {
+      MmaFragment<1, panels * 8> grad_query;
+      this->start_query_sums(grad_query, pipeline.score(count), 0, 0);
+      await_products<0>();
+      settle(grad_query);
+      this->add_sums(grad_query, 0, walk);
+    } else {
+      this->begin_turn(walk.pair(params), walk);
+      this->end_turn(walk.pair(params), walk);
+    }
+  }
+
+  __device__ void hand_over(const typename Base::Scores& p) const {
+#pragma unroll
+    for (int j = 0; j < Base::n_tiles; ++j) {
+      const float (&four)[4] = p.at[0][j];
+      store_shared(pipeline.handed() + j * 2048, make_float4(four[0], four[1], four[2], four[3]));
+    }
+    arrive_at_barrier<RoleBarriers::threads>(RoleBarriers::handed);
+  }
+};
+
+/// dP^T, dS^T, dK.
+template <WgmmaBackwardConfig config>
+struct BackwardKeyRole : BackwardRole<config> {
+  using Base = BackwardRole<config>;
+  using Shape = typename Base::Shape;
+  using Pipeline = typename Base::Pipeline;
+  using Base::params, Base::pipeline;
+  static constexpr int first_panel = Base::panels / 2;
+  static constexpr int panels = Base::panels - first_panel;  // of dQ, the last ones
+
+  __device__ void run() const {
+    typename Shape::KeySums grad_key;
+    grad_key.fill(0.0f);
+    BackwardWalk<config> walk(params);
+    if (walk.exists()) {
+      pipeline.key_full().wait(0);
+      pipeline.value_full().wait(0);
+    }
+    for (unsigned count = 0; walk.exists(); walk.advance(), ++count) step(grad_key, walk, count);
+    const BackwardParams& common = params.common;
+    this->write(this->key_tile(), common.grad_key, common.grad_key_strides,
+                common.attention.head_dim, grad_key, float(common.attention.softmax_scale));
+  }
+
+ private:
+  __device__ void step(typename Shape::KeySums& grad_key, const BackwardWalk<config>& walk,
+                       unsigned count) const {
+    const auto query_at = Pipeline::QueryPosition::after(count);
+    typename Base::Scores slopes;
+    this->start_slopes(slopes, count);
+    await_products<0>();
+    settle(slopes);
+    this->release(pipeline.grad_out_empty(Pipeline::GradOutPosition::after(count)));
+    pipeline.query_full(query_at).wait(query_at.round);
+    await_barrier<RoleBarriers::threads>(RoleBarriers::handed);
+    typename Base::Operand ds;
+#pragma unroll
+    for (int j = 0; j < Base::n_tiles; ++j) {
+      const float4 four = load_shared_quad(pipeline.handed() + j * 2048);
+      const float p[4] = {four.x, four.y, four.z, four.w};
+      Base::differentiate(ds, j, p, slopes.at[0][j], this->delta_of(count, j));
+    }
+    this->share(ds, count);
+    this->start_sums(grad_key, ds, pipeline.query(query_at));
+    await_barrier<RoleBarriers::threads>(RoleBarriers::shared);
+
+    MmaFragment<1, panels * 8> grad_query;
+    this->start_query_sums(grad_query, pipeline.score(count), 0, first_panel);
+    await_products<1>();
+    settle(grad_key);
+    this->release(pipeline.query_empty(query_at));
+    await_products<0>();
+    settle(grad_query);
+    this->add_sums(grad_query, first_panel, walk);
+  }
+};
+
+}  // namespace cupyflash
