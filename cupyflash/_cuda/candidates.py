@@ -84,7 +84,7 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
-    """Every tile that fits; dV before dS or after it; shared among warpgroups by keys or by roles."""
+    """Every tile that fits; dV before dS or after it; warpgroups that share keys or roles."""
     del problem
     for block_m, block_n, stages, grad_out_stages, early in product(
         QUERY_WIDTHS, (64, 128, 192), (2, 3), (1, 2, 3), (True, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from cupyflash._cuda import plan_mma
 from cupyflash._cuda.config import constant
 from cupyflash._cuda.config_mma import Scratch
 from cupyflash._cuda.config_wgmma import WGMMA_BACKWARD_PARAMS, WgmmaBackwardConfig
@@ -22,13 +21,7 @@ from cupyflash._cuda.kernel import (
     stub,
 )
 from cupyflash._cuda.params import size_assertion
-from cupyflash._cuda.plan_mma import (
-    LARGEST_FAST_SOFTCAP,
-    ROW_LANES,
-    ROW_THREADS,
-    SINKS_THREADS,
-    MmaBackwardPlan,
-)
+from cupyflash._cuda.plan_mma import LARGEST_FAST_SOFTCAP, ROW_LANES, ROW_THREADS, SINKS_THREADS
 from cupyflash._cuda.tiles_wgmma_backward import (
     BACKWARD_TILES,
     WgmmaBackwardTile,
@@ -96,8 +89,8 @@ def plan_backward(
     store_bytes: int = VECTOR_BYTES,
     deterministic: bool = False,
     bias_bytes: int = VECTOR_BYTES,
-) -> WgmmaBackwardPlan | MmaBackwardPlan:
-    """Plan a backward call of a problem that the engine's forward serves; mma's without tiles.
+) -> WgmmaBackwardPlan:
+    """Plan a backward call of a problem that the engine's forward serves.
 
     Parameters
     ----------
@@ -119,10 +112,6 @@ def plan_backward(
     UnsupportedError
         The tile does not fit: the message names the limit.
     """
-    if _wider(problem) not in BACKWARD_TILES:
-        others = None if isinstance(tiling, WgmmaBackwardTile) else tiling
-        widths = vector_bytes, store_bytes, deterministic, bias_bytes
-        return plan_mma.plan_backward(problem, device, others, *widths)
     tile = _choose(problem, device, (*_given(tiling), *BACKWARD_TILES[_wider(problem)]))
     config = WgmmaBackwardConfig(
         dtype=problem.dtype,

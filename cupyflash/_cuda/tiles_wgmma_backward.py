@@ -106,8 +106,8 @@ def bucket_backward(head_dim: int) -> int:
     return next(width for width in _WIDTHS if width >= head_dim)
 
 
-# 219 KB of shared memory at 256 columns, where dK and dV fill the registers; else for softcap, whose
-# P is gone when it is rounded late, and for a dq of 64 columns beside a wider dv.
+# 219 KB of shared memory at 256 columns, where dK and dV fill the registers; else for softcap,
+# whose P is gone when it is rounded late, and for a dq of 64 columns beside a wider dv.
 _ROLES = WgmmaBackwardTile(64, 64, 2, 2, True, True)
 _MEDIUM = (WgmmaBackwardTile(64, 128, 2, 2, True), _ROLES)  # 195 KB
 # Larger padded head dim -> tiles by preference; the first that fits is taken.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cupyflash._cuda import backward, config_wgmma, plan_mma, tensor_map
+from cupyflash._cuda import backward, config_wgmma, tensor_map
 from cupyflash._cuda.backward_wgmma import can_read
 from cupyflash._cuda.candidates import candidates
 from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS
@@ -22,7 +22,7 @@ from tests.unit.test_plan import struct_fields
 from tests.unit.test_plan_wgmma import WINDOWS, problem_of, visible
 
 HOPPER = Device.known("sm_90a")
-HEAD_DIMS = [(d, dv) for d in (8, 64, 72, 96, 128) for dv in (16, 64, 96, 128)]
+HEAD_DIMS = [(d, dv) for d in (8, 64, 72, 128, 136, 256) for dv in (16, 64, 96, 160, 256)]
 
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
@@ -43,17 +43,10 @@ def test_tiles_of_the_table_are_for_something() -> None:
         assert len(chosen) == len(tiles)
 
 
-def test_what_has_no_tiles_is_left_to_mma() -> None:
-    assert plan_backward(problem_of(128, 96), HOPPER).engine == "wgmma"
-    for tiling in (None, WgmmaBackwardTile(64, 64, 2, 2, True)):
-        wide = problem_of(64, 136)
-        plan = plan_backward(wide, HOPPER, tiling, 8, 4, True, 2)
-        assert plan == plan_mma.plan_backward(wide, HOPPER, None, 8, 4, True, 2)
-
-
 def test_a_forwards_tiling_is_taken_where_it_fits() -> None:
     narrow = problem_of(64, 64)
-    assert plan_backward(narrow, HOPPER, Tiling(64, 64, 3, 8)).tiling == Tiling(64, 64, 3, 8)
+    for tiling in (Tiling(64, 64, 3, 8), Tiling(64, 64, 3, 12)):
+        assert plan_backward(narrow, HOPPER, tiling).tiling == tiling
     table = plan_backward(narrow, HOPPER).tiling
     for tiling in (Tiling(192, 128, 2, 16), Tiling(128, 128, 2, 8), Tiling(128, 96, 2, 12)):
         assert plan_backward(narrow, HOPPER, tiling).tiling == table
