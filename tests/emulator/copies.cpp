@@ -265,7 +265,7 @@ void end_copies() {
   for (const auto& [mbarrier, landing] : boxes) {
     if (!landing.empty()) {
       complain("a block ended before boxes had landed, (mbarrier, boxes)", mbarrier,
-               (long long)landing.size());
+               landing.size());
     }
   }
 }

@@ -207,7 +207,7 @@ void end_products() {
   for (int warp = 0; warp < int(warps.size()); ++warp) {
     if (!warps[warp].under_way.empty()) {
       complain("a warp ended with products under way, (warp, products)", warp,
-               (long long)warps[warp].under_way.size());
+               warps[warp].under_way.size());
     }
     if (warps[warp].finished != started[warp / warps_of_group].size()) {
       complain("warps of a warpgroup ended with different numbers of products, (warp)", warp);

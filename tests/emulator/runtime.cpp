@@ -211,20 +211,22 @@ void step_aside() {
   wait_until(ready, {describe_others});
 }
 
-void complain(const char* what, long long first, long long second) {
-  if (complaint.empty()) {
-    complaint = "block " + std::to_string(block.x);
-    if (in_thread) {
-      complaint += ", thread " + std::to_string(thread.x);
-    }
-    complaint +=
-        std::string(": ") + what + ": " + std::to_string(first) + ", " + std::to_string(second);
+void note_complaint(const char* what, std::initializer_list<long long> values) {
+  if (!complaint.empty()) {
+    return;
+  }
+  complaint = "block " + std::to_string(block.x);
+  if (in_thread) {
+    complaint += ", thread " + std::to_string(thread.x);
+  }
+  complaint += std::string(": ") + what;
+  for (long long value : values) {
+    complaint += " " + std::to_string(value);
   }
 }
 
-void fail(const char* what, long long first, long long second) {
-  complain(what, first, second);
-  let_others_run();  // who complains is not resumed
+void abandon() {
+  let_others_run();  // a thread that complains is not resumed
   abort();
 }
 

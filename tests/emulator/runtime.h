@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 
 namespace emulator {
@@ -23,10 +24,22 @@ extern Index thread, block, block_size, grid_size;
 inline int lane() { return int(thread.x) % warp_size; }
 inline int warp() { return int(thread.x) / warp_size; }
 
-/// Gives up the launch: Python raises an error that says what, and where. Complaints can be made
-/// outside of threads, too; the launch ends after the first.
-[[noreturn]] void fail(const char* what, long long first = 0, long long second = 0);
-void complain(const char* what, long long first = 0, long long second = 0);
+/// Notes what went wrong: the launch ends, and Python raises an error that says what, and where.
+void note_complaint(const char* what, std::initializer_list<long long> values);
+[[noreturn]] void abandon();
+
+/// Outside of threads.
+template <class... Values>
+void complain(const char* what, Values... values) {
+  note_complaint(what, {static_cast<long long>(values)...});
+}
+
+/// In a thread, which ends here.
+template <class... Values>
+[[noreturn]] void fail(const char* what, Values... values) {
+  complain(what, values...);
+  abandon();
+}
 
 /// What a thread waits for, should it be for ever.
 struct Reason {

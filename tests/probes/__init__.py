@@ -1,0 +1,1 @@
+"""Small kernels that show what the hardware does, or what the emulator sees."""
