@@ -31,8 +31,10 @@ struct MmaScore {
       alibi_slope = config.raw_scores ? -score.slope / given : -score.slope;
     if constexpr (config.softcap) {
       constexpr float twice_log2e = 2.885390081777927f;
+      constexpr float least = 1.1754943508222875e-38f;
       cap = score.cap;
       rate = config.exact_softcap ? score.inverse_cap : given * score.inverse_cap * twice_log2e;
+      if (rate == 0.0f) rate = least;  // 0 times the product of a hidden key, -inf, would be NaN
     }
   }
 
@@ -41,7 +43,8 @@ struct MmaScore {
   __device__ ScoreAndSlope capped(float product) const {
     if constexpr (config.exact_softcap) {
       const float tangent = hyperbolic_tangent(product * scale * rate);
-      return {cap * tangent, 1.0f - tangent * tangent};
+      // Of a hidden key, whose product is -inf, the tangent is NaN if the scale is 0.
+      return {cap * tangent, fmaxf(1.0f - tangent * tangent, 0.0f)};
     } else {
       const float inverse = reciprocal_hardware(1.0f + exp2_hardware(product * rate));
       return {fmaf(-2.0f * cap, inverse, cap), 4.0f * fmaf(-inverse, inverse, inverse)};

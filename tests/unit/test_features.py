@@ -243,6 +243,13 @@ def test_bias_of_minus_infinity_hides(engine, rng):
 # --- large and small numbers --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("softcap", [0.5, 100.0])  # engines have two formulas
+def test_a_scale_of_nothing_under_a_softcap(engine, rng, softcap):
+    """0 times the score of a key that is hidden, -inf, must not reach a gradient."""
+    arguments = draw(rng, Shape(seqlen_q=5, seqlen_k=7), usual_dtype(engine), ["causal", "gqa"])
+    check(engine, softmax_scale=0.0, softcap=softcap, **arguments)
+
+
 @pytest.mark.parametrize("bias", [-1e30, -3.38e38, -1e9, 1e30, 3.38e38])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_huge_biases_are_ordinary_numbers(engine, rng, bias, everywhere):
