@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG = "examples.log"
+TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # Chainer's reports move the cursor
 
 
 class Outcome(NamedTuple):
@@ -67,7 +69,8 @@ def run(command: list[Path | str], folder: Path, timeout: float) -> Outcome:
         output, passed = done.stdout, done.returncode == 0
     except subprocess.TimeoutExpired as error:
         output, passed = (error.output or b"") + b"\nstopped: it took too long\n", False
-    return Outcome(output.decode(errors="replace"), time.monotonic() - start, passed)
+    text = TERMINAL.sub("", output.decode(errors="replace"))
+    return Outcome(text, time.monotonic() - start, passed)
 
 
 def last_line(output: str) -> str:

@@ -23,7 +23,7 @@ def examples(tmp_path):
     folder = tmp_path / "examples"
     folder.mkdir()
     shared = "import sys, cupyflash\nprint(*sys.argv[1:])\n"
-    (folder / "good.py").write_text(shared + "open('plot.png', 'w').close()\n")
+    (folder / "good.py").write_text(shared + "open('plot.png', 'w'); print('\\033[Jdone')\n")
     (folder / "needy.py").write_text(shared + "sys.exit('This example needs a cure: pip')\n")
     (folder / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(60)\n")
     return folder
@@ -38,7 +38,7 @@ def test_log_plots_and_verdicts(script, examples, tmp_path, capsys):
     assert "1 passed, 1 failed" in printed and "needs a cure" in printed
     log = (out / "examples.log").read_text()
     good, needy = log.split("=== needy: FAILED")
-    assert good.startswith("=== good: passed in ") and "--device gpu" in good
+    assert good.startswith("=== good: passed in ") and "--device gpu\ndone" in good
     assert "needs a cure" in needy
     assert script.main([str(out), "--device", "cpu", "--only", "good"], examples) == 0
     assert "--device cpu" in (out / "examples.log").read_text()
