@@ -12,7 +12,8 @@ from tests.emulator.device import Launcher
 from tests.probes import boxes, faults, products
 from tests.probes.layouts import DEPTH, Layout
 
-FAULTS = {  # in the order of faults.cu -> what is said; None: it runs, and is right only without a fault
+# In the order of faults.cu -> what is said; None: it runs, and is right only without a fault.
+FAULTS = {
     "none": None,
     "early_read": "ended before boxes had landed",
     "no_proxy_fence": "no fence.proxy.async",
