@@ -11,7 +11,7 @@ import pytest
 import cupyflash
 from tests import cases, reference
 from tests.memory import poisoned, to_engine, to_host
-from tests.tolerance import EPSILON, assert_close, tiny
+from tests.tolerance import assert_result
 
 Array = Any
 
@@ -197,58 +197,11 @@ def compare(
     dtype = yardstick or arguments["q"].dtype
     dense = expected(dtype=dtype, on=on, **arguments)
     wide = dense if dtype.itemsize >= 4 else expected(dtype=np.float32, on=on, **arguments)
-    room = noise(exact, arguments)
     for name in ("row_max", "row_sum", "lse"):
-        values = (getattr(x, name) for x in (result, exact, wide))
-        assert_close(*values, 2, name, room.get(name, 0.0))
-    assert_close(result.out, exact.out, dense.out, 2, "out", room["out"])
-    for name in ("dq", "dk", "dv", "dbias", "dsinks"):
+        assert_result(name, getattr(result, name), exact, wide)
+    for name in ("out", "dq", "dk", "dv", "dbias", "dsinks"):
         if getattr(result, name) is not None:
-            values = (getattr(x, name) for x in (result, exact, dense))
-            assert_close(*values, 3, name, room[name])
-
-
-def noise(exact: reference.Dense, arguments: dict[str, Any]) -> dict[str, float]:
-    """Rounding error of what is summed, where its parts are larger than the sum."""
-    q, k = arguments["q"], arguments["k"]
-    scale = abs(arguments.get("softmax_scale") or q.shape[-1] ** -0.5)
-    scores = exact.lse.size * (k.shape[-3] if arguments.get("layout") != "bhsd" else k.shape[-2])
-    term = tiny(q.dtype.name, exact.terms)
-    # A score is rounded where it is large, and its exponential is as far off, relatively.
-    slip = min(tiny("float64" if q.itemsize == 8 else "float32", _largest(exact.row_max)), 0.005)
-
-    def summed(gradient: Array) -> float:  # many terms, whose errors are random
-        return 0.0 if gradient is None else term * (scores / max(gradient.size, 1)) ** 0.5
-
-    # Each key sums over the queries of its group's heads, each query over keys; the errors of the
-    # terms are random, and an eighth of the largest term's is typical.
-    keys, queries = (
-        max(1.0, (scores / max(size, 1)) ** 0.5 / 8) for size in (exact.lse.size, k[..., 0].size)
-    )
-    # A score is a sum of head_dim products, which may be far larger than it; engines differ in
-    # the order of summation.
-    lengths = [np.sqrt(_largest((x.astype(np.float64) ** 2).sum(axis=-1))) for x in (q, k)]
-    unit = EPSILON["float64" if q.itemsize == 8 else "float32"]
-    score = unit * scale * lengths[0] * lengths[1]
-
-    return {
-        "row_max": score,
-        "lse": score,
-        "row_sum": slip * _largest(exact.row_sum),
-        "out": slip * _largest(exact.out),
-        "dv": slip * _largest(exact.dv),
-        "dq": scale * term * _largest(k) * keys + slip * _largest(exact.dq),
-        "dk": scale * term * _largest(q) * queries + slip * _largest(exact.dk),
-        "dbias": summed(exact.dbias),
-        "dsinks": summed(exact.dsinks),
-    }
-
-
-def _largest(x: Array) -> float:
-    if x is None:
-        return 0.0
-    x = x.astype(np.float64)
-    return float(np.abs(x[np.isfinite(x)]).max(initial=0))
+            assert_result(name, getattr(result, name), exact, dense)
 
 
 def expected(
@@ -306,7 +259,7 @@ def expected(
         dense = reference.attention_varlen(q, k, v, *cu_seqlens, **options)
 
     def users(name: str, x: Array) -> Array:
-        if x is None or name in ("dbias", "dsinks", "dscores", "terms"):
+        if x is None or name in ("dbias", "dsinks", "dscores", "noise"):
             return x
         x = x[0] if unbatched else x
         rows_first = name in ("out", "dq", "dk", "dv")

@@ -12,7 +12,7 @@ from tests import kvcache_reference as reference
 from tests.cases import DTYPES
 from tests.harness import require, same_bits
 from tests.memory import fill_nan, poisoned, to_engine, to_host
-from tests.tolerance import EPSILON, assert_close
+from tests.tolerance import EPSILON, assert_result
 
 Array = Any
 FEATURES = ("causal", "window", "softcap", "alibi_slopes", "sinks")  # that engines may lack
@@ -151,8 +151,8 @@ def check(engine: str, arguments: dict[str, Any], **more: Any) -> tuple[Array, A
         reference.attention(arguments, *caches, kind)
         for kind in (wide, dtype, np.float64 if dtype == np.float64 else np.float32)
     )
-    assert_close(out, exact[0], dense[0], 3, "out")
+    assert_result("out", out, exact, dense)
     # A turned query is rounded to its dtype; else lse is computed wider than that.
     yardstick = single if arguments.get("rotary_cos") is None else dense
-    assert_close(lse, exact[1], yardstick[1], 3, "lse")
+    assert_result("lse", lse, exact, yardstick)
     return out, lse

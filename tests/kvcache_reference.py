@@ -62,14 +62,14 @@ def appended(arguments: dict[str, Any]) -> tuple[Array, Array, Array]:
     return key, value, written
 
 
-def attention(arguments: dict[str, Any], key: Array, value: Array, dtype: Any) -> list[Array]:
+def attention(arguments: dict[str, Any], key: Array, value: Array, dtype: Any) -> reference.Dense:
     """Out ``(b, sq, h, dv)`` and lse ``(b, h, sq)`` over the caches after the append."""
     q, window = arguments["q"], arguments.get("window")
     causal = arguments.get("causal", True)
     seqlen_q, slopes = q.shape[1], arguments.get("alibi_slopes")
     pad = arguments.get("cache_leftpad")
     each = causal or any(side is not None for side in window or ())
-    outs, lses = [], []
+    entries = []
     for e, (before, after) in enumerate(zip(*lengths(arguments), strict=True)):
         positions = range(0 if pad is None else int(pad[e]), after)
         index = tuple(np.array([place(e, p, arguments) for p in positions], int).reshape(-1, 2).T)
@@ -84,7 +84,9 @@ def attention(arguments: dict[str, Any], key: Array, value: Array, dtype: Any) -
             alibi_slopes=slopes if np.ndim(slopes) < 2 else slopes[e],
             sinks=arguments.get("sinks"),
             dtype=dtype,
+            inputs=q.dtype,
         )
-        outs.append(dense.out[0])
-        lses.append(dense.lse[0])
-    return [np.stack(outs), np.stack(lses)]
+        entries.append(dense)
+    fields = (np.concatenate([getattr(x, name) for x in entries]) for name in reference.FORWARD)
+    noise = {name: max(x.noise[name] for x in entries) for name in entries[0].noise}
+    return reference.Dense(*fields, noise=noise)

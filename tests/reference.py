@@ -13,14 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.rounding import deviations
+
 Array = Any
+
+
+FORWARD = "out", "row_max", "row_sum", "lse"
 
 
 class Dense(NamedTuple):
     """Everything that one call defines.
 
-    ``dscores`` is the gradient of the final scores. ``terms`` is the largest P * sum |dout * out|,
-    whose signed sum P * D the backward subtracts from P * dP (times d modified / d score).
+    ``dscores`` is the gradient of the final scores. ``noise`` is, by name, how far rounding may
+    carry each result of an engine, see rounding.py; only what is computed wider than that has it.
     """
 
     out: Array
@@ -33,7 +38,7 @@ class Dense(NamedTuple):
     dbias: Array = None
     dsinks: Array = None
     dscores: Array = None
-    terms: float = 0.0
+    noise: Any = None
 
 
 class Arithmetic:
@@ -84,8 +89,9 @@ def attention(
     dout: Array = None,
     dlse: Array = None,
     dtype: Any = np.float64,
+    inputs: Any = None,
 ) -> Dense:
-    """Outputs and, with `dout`, gradients of one call."""
+    """Outputs and, with `dout`, gradients of one call; `noise` is that of dtype `inputs` or q's."""
     xp = sys.modules[type(q).__module__.partition(".")[0]]
     arithmetic = Arithmetic(xp, dtype)
     load, rounded = arithmetic.load, arithmetic.rounded
@@ -124,14 +130,18 @@ def attention(
 
     scale = 1 / np.sqrt(arithmetic.work.type(head_dim)) if softmax_scale is None else softmax_scale
     score = rounded(scale * rounded(query @ key.swapaxes(2, 3)))
+    passed = [score]  # numbers whose rounding the score inherits
     slope = 1.0  # d capped / d product
     if softcap:
         tanh = rounded(xp.tanh(rounded(score / softcap)))
         score, slope = rounded(softcap * tanh), 1 - tanh**2
-    score = rounded(score + bias_value)
+    if bias is not None:
+        score = rounded(score + bias_value)
+        passed += [bias_value, score]
     if alibi_slopes is not None:
-        slopes = load(alibi_slopes).reshape(-1, heads, 1, 1)
-        score = rounded(score - slopes * abs(diagonal - j))
+        added = load(alibi_slopes).reshape(-1, heads, 1, 1) * abs(diagonal - j)
+        score = rounded(score - added)
+        passed += [added, score]
     factor = 1.0  # d modified / d score
     if score_mod is not None:
         factor = score_mod[1](score, b, h, i, j)
@@ -152,8 +162,11 @@ def attention(
     out = rounded(rounded(prob * kept) @ value)
     with np.errstate(divide="ignore"):
         lse = row_max + xp.log(row_sum)
+    inputs = np.dtype(inputs or q.dtype)
+    is_judge = np.dtype(dtype).itemsize > inputs.itemsize
     if dout is None:
-        return Dense(out.transpose(0, 2, 1, 3), row_max, row_sum, lse)
+        noise = deviations(inputs.name, locals()) if is_judge else {}
+        return Dense(out.transpose(0, 2, 1, 3), row_max, row_sum, lse, noise=noise)
 
     dout = load(dout).transpose(0, 2, 1, 3)
     dprob = rounded(dout @ value.swapaxes(2, 3)) * kept
@@ -163,10 +176,6 @@ def attention(
     dscores = rounded(prob * rounded(dprob - delta[..., None]))
     dadded = rounded(dscores * factor)
     dproduct = rounded(dadded * slope)
-    terms = 0.0
-    if prob.size:
-        largest = xp.maximum(prob.max(axis=3), prob_sink) * abs(xp.asarray(factor)).max()
-        terms = float((largest * abs(dout * out).sum(axis=3)).max())
     dv = rounded(rounded(prob * kept).swapaxes(2, 3) @ dout)
     dq = rounded(scale * (dproduct @ key))
     dk = rounded(scale * (dproduct.swapaxes(2, 3) @ query))
@@ -182,9 +191,10 @@ def attention(
         dbias = rounded(dadded.sum(axis=axes, keepdims=True)).reshape(bias.shape)
     if sinks is not None:
         dsinks = rounded((-prob_sink * delta).sum(axis=(0, 2)))
+    noise = deviations(inputs.name, locals()) if is_judge else {}
     return Dense(
         heads_last(out, 1), row_max, row_sum, lse, heads_last(dq, 1), heads_last(dk, group),
-        heads_last(dv, group), dbias, dsinks, dscores, terms,
+        heads_last(dv, group), dbias, dsinks, dscores, noise,
     )  # fmt: skip
 
 
@@ -210,7 +220,7 @@ def attention_varlen(
     row_max, row_sum = np.full((heads, total_q), -np.inf, work), np.zeros((heads, total_q), work)
     out, dq = np.zeros((total_q, heads, v.shape[2]), work), np.zeros(q.shape, work)
     dk, dv = np.zeros(k.shape, work), np.zeros(v.shape, work)
-    dscores, terms = [], 0.0
+    dscores, noise = [], dict.fromkeys(Dense._fields, 0.0)
     dbias = None if bias is None else np.zeros(bias.shape, work)
     dsinks = None if options.get("sinks") is None else np.zeros(heads, work)
     for entry in range(len(cu_seqlens_q) - 1):
@@ -230,11 +240,13 @@ def attention_varlen(
             part.row_max[0],
             part.row_sum[0],
         )
+        for name in part.noise.keys() - {"dscores"}:  # of all entries: the largest, or of a sum
+            join = np.hypot if name in ("dbias", "dsinks") else max
+            noise[name] = float(join(noise[name], part.noise[name]))
         if dout is None:
             continue
         dq[rows], dk[keys], dv[keys] = part.dq[0], part.dk[0], part.dv[0]
         dscores.append(part.dscores)
-        terms = max(terms, part.terms)
         if dbias is not None:
             _entry(dbias, entry, lengths)[...] += part.dbias
         if dsinks is not None:
@@ -246,7 +258,7 @@ def attention_varlen(
             dsinks += dlse[:, end:].sum(axis=1)
     with np.errstate(divide="ignore"):
         lse = row_max + np.log(row_sum)
-    return Dense(out, row_max, row_sum, lse, dq, dk, dv, dbias, dsinks, dscores, terms)
+    return Dense(out, row_max, row_sum, lse, dq, dk, dv, dbias, dsinks, dscores, noise)
 
 
 def _entry(array: Array, entry: int, lengths: tuple[int, int]) -> Array:

@@ -39,8 +39,12 @@ class FlashAttentionCase:
         tolerance = TOLERANCE[self.dtype]
         self.check_forward_options = tolerance
         # The numerical gradient is of float64 throughout, but sinks are float32 inside.
-        loose = {"atol": 2e-3, "rtol": 2e-3} if self.feature == "sinks" else {}
-        self.check_backward_options = self.check_double_backward_options = tolerance | loose
+        options = tolerance
+        if self.feature == "sinks":
+            options = {"atol": 2e-3, "rtol": 2e-3}
+        elif self.dtype == np.float64:  # a step that leaves less out than Chainer's own of 1e-3
+            options = tolerance | {"eps": 1e-4}
+        self.check_backward_options = self.check_double_backward_options = options
 
     def generate_inputs(self) -> tuple[Any, ...]:
         b, sq, sk, h, hk, d, dv = SHAPE

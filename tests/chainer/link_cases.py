@@ -35,7 +35,9 @@ class MultiHeadCase:
     def before_test(self, test_name: str) -> None:
         exact = self.dtype == np.float64 and not self.sinks
         tolerance = {"atol": 1e-6, "rtol": 1e-6} if exact else {"atol": 1e-3, "rtol": 1e-3}
-        self.check_forward_options = self.check_backward_options = tolerance
+        self.check_forward_options = tolerance
+        # The scores are large, and so is what Chainer's own step of 1e-3 leaves out.
+        self.check_backward_options = tolerance | ({"eps": 1e-4} if exact else {})
 
     def generate_params(self) -> tuple[Any, ...]:
         kv = self.num_heads_kv * EMBED // HEADS

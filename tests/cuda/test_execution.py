@@ -9,9 +9,9 @@ import pytest
 
 import cupyflash
 from tests.cases import FEATURES, SUPPORTED, Shape
-from tests.harness import DEPUTIES, call, draw, named, require, same_bits
+from tests.harness import DEPUTIES, call, draw, expected, named, require, same_bits
 from tests.memory import to_engine, to_host
-from tests.tolerance import assert_close
+from tests.tolerance import assert_agree
 
 cupy = pytest.importorskip("cupy")
 
@@ -307,7 +307,7 @@ def test_the_chosen_engine_agrees(engine, rng):
     named = call(engine, **arguments)
     arrays = [to_engine(engine, arguments[name]) for name in "qkv"]
     chosen = to_host(cupyflash.flash_attention(*arrays, causal=arguments["causal"]))
-    assert_close(chosen, named.out.astype(np.float64), named.out.astype(np.float64), 2, "out")
+    assert_agree("out", chosen, named.out, expected(**arguments))
 
 
 def test_the_numpy_engine_takes_no_device_arrays(engine, rng):

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
             | environment,
             text=True,
             capture_output=True,
-            timeout=120,
+            timeout=900,  # only what hangs; a busy machine takes its time
             check=False,
         )
         output = done.stdout + done.stderr

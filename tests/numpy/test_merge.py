@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cupyflash import flash_attention_forward, merge_states
-from tests.tolerance import assert_close
+from tests.tolerance import assert_close, tiny
 
 
 def dense_merge(outs, lses):
@@ -37,7 +37,9 @@ def test_against_the_formula(rng, lead, dtype, garbage):
     out, lse = merge_states(list(outs), tuple(lses))
     expected, expected_lse = dense_merge(list(outs), list(lses))
     assert (out.dtype, lse.dtype) == (dtype, np.float32)
-    assert_close(out, expected, expected.astype(dtype))
+    # A weight is off by an ulp or two of its own, and by the rounding of lse - max.
+    noise = 2 * tiny("float64" if dtype == np.float64 else "float32", np.abs(expected).max())
+    assert_close(out, expected, expected.astype(dtype), noise=noise)
     assert_close(lse, expected_lse, expected_lse.astype(np.float32))
     assert not out[..., :5, :, :].any()
     assert (lse[..., :5] == -np.inf).all()

@@ -129,7 +129,7 @@ def run(*arguments: str, hidden: Sequence[str] = (), folder: Path) -> tuple[int,
         cwd=folder,
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=900,  # only what hangs; a busy machine takes its time
         check=False,
     )
     assert "Traceback" not in done.stderr

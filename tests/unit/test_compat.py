@@ -11,7 +11,7 @@ import pytest
 import cupyflash
 from cupyflash import compat
 from tests.reference import attention, attention_varlen
-from tests.tolerance import assert_close
+from tests.tolerance import assert_result
 
 COMMON = (
     "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
@@ -62,8 +62,8 @@ def assert_right(result: Any, options: dict[str, Any], *arrays: Any) -> None:
     dense = attention if len(arrays) == 3 else attention_varlen
     right, naive = (dense(*arrays, **options, dtype=dtype) for dtype in (np.float64, np.float32))
     out, lse, probabilities = result
-    assert_close(out, right.out, naive.out)
-    assert_close(lse, right.lse, naive.lse, name="lse")
+    assert_result("out", out, right, naive)
+    assert_result("lse", lse, right, naive)
     assert probabilities is None
 
 
@@ -159,20 +159,25 @@ def test_wrong_arguments_raise(rng: np.random.Generator) -> None:
         compat.flash_attn_varlen_func(q[0], k[0], v[0], *(lengths,) * 2, 4, 4, block_table=pages)
 
 
-def dense_sdpa(query: Any, key: Any, value: Any, mask: Any, scale: Any, dtype: Any) -> Any:
-    """The formula of PyTorch's documentation, with 0 for rows that see nothing."""
-    query, key, value = (x.astype(dtype) for x in (query, key, value))
-    group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
-    if group > 1:
-        key, value = (np.repeat(x, group, axis=-3) for x in (key, value))
-    scale = dtype(query.shape[-1] ** -0.5 if scale is None else scale)
-    score = scale * (query @ key.swapaxes(-1, -2))
+def assert_sdpa(out: Any, query: Any, key: Any, value: Any, mask: Any, scale: Any) -> None:
+    """`out` is the dense formula's; the axes in front of the heads become the batch."""
+    *leads, seqlen_q, _ = query.shape if query.ndim > 2 else (1, *query.shape)
+    batch, heads = int(np.prod(leads[:-1])), leads[-1]
+
+    def batched(x: Any) -> Any:
+        heads_of_x = x.shape[-3] if x.ndim > 2 else 1
+        return x.reshape(batch, heads_of_x, *x.shape[-2:]).swapaxes(1, 2)
+
+    options = {"softmax_scale": scale}
     if mask is not None:
-        score = np.where(mask, score, -np.inf) if mask.dtype == bool else score + mask.astype(dtype)
-    top = score.max(axis=-1, keepdims=True)
-    weight = np.exp(score - np.where(np.isfinite(top), top, 0))
-    total = weight.sum(axis=-1, keepdims=True)
-    return weight / np.where(total == 0, 1, total) @ value
+        spread = np.broadcast_to(mask, (*leads, seqlen_q, key.shape[-2]))
+        name = "mask" if mask.dtype == bool else "bias"
+        options[name] = spread.reshape(batch, heads, *spread.shape[-2:])
+    arrays = [batched(x) for x in (query, key, value)]
+    right, naive = (
+        attention(*arrays, **options, dtype=dtype) for dtype in (np.float64, np.float32)
+    )
+    assert_result("out", batched(out), right, naive)
 
 
 @pytest.mark.parametrize("leads", [None, (), (3,), (2, 3), (0,), (2, 1, 2)])
@@ -194,11 +199,7 @@ def test_sdpa(rng: np.random.Generator, leads: tuple[int, ...] | None, kind: str
     elif kind == "scale":
         options["scale"] = 0.7
     out = compat.scaled_dot_product_attention(query, key, value, **options)
-    right, naive = (
-        dense_sdpa(query, key, value, mask, options.get("scale"), dtype)
-        for dtype in (np.float64, np.float32)
-    )
-    assert_close(out, right, naive)
+    assert_sdpa(out, query, key, value, mask, options.get("scale"))
     if kind == "bool":
         assert not out[..., 2, :].any()
 
@@ -211,10 +212,7 @@ def test_sdpa_masks_broadcast(rng: np.random.Generator, shape: tuple[int, ...]) 
     query, key, value = draw(rng, (2, 3, 4, 7, 16), (2, 3, 2, 11, 16), (2, 3, 2, 11, 16))
     mask = np.asarray(rng.random(shape) < 0.6)
     out = compat.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
-    right, naive = (
-        dense_sdpa(query, key, value, mask, None, dtype) for dtype in (np.float64, np.float32)
-    )
-    assert_close(out, right, naive)
+    assert_sdpa(out, query, key, value, mask, None)
 
 
 def test_sdpa_takes_any_strides(rng: np.random.Generator) -> None:
@@ -305,7 +303,7 @@ def test_kvcache_block_table_and_places(rng):
         keys = slice(first, end)
         arrays = (q[entry : entry + 1], *(x[entry : entry + 1, keys] for x in dense))
         right, naive = (attention(*arrays, dtype=dtype) for dtype in (np.float64, np.float32))
-        assert_close(out[entry], right.out[0], naive.out[0], 3)
+        assert_result("out", out[entry : entry + 1], right, naive)
 
 
 def test_kvcache_refuses_a_softcap_that_is_no_number(rng):

@@ -9,7 +9,7 @@ HEAVY = (
     *("cupy", "cuda", "matplotlib", "tqdm", "onnx", "onnxruntime"),
     *("chainer", "jax", "jaxlib", "numba", "spacy", "thinc", "torch"),
 )
-ALLOWED_SECONDS = 0.2
+ALLOWED_SHARE = 2.5  # measured 0.7 to 1
 TRIES = 5
 
 
@@ -25,13 +25,14 @@ def test_import_pulls_in_nothing_heavy() -> None:
 
 
 def test_import_is_fast() -> None:
-    """Processor time beyond NumPy's own; the best of several tries, as other work only adds."""
+    """Processor time in terms of NumPy's own, as machines differ; the best of several tries."""
     code = (
-        "import numpy, time; start = time.process_time(); import cupyflash; "
-        "print(time.process_time() - start)"
+        "import time; start = time.process_time(); import numpy; middle = time.process_time(); "
+        "import cupyflash; print(middle - start, time.process_time() - middle)"
     )
-    seconds = min(float(run(code)) for _ in range(TRIES))
-    assert seconds < ALLOWED_SECONDS
+    tries = [map(float, run(code).split()) for _ in range(TRIES)]
+    numpys, ours = map(min, zip(*tries, strict=True))
+    assert ours < ALLOWED_SHARE * numpys
 
 
 def test_public_names_exist_and_are_documented() -> None:

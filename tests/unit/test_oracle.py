@@ -7,6 +7,8 @@ import pytest
 
 import cupyflash
 
+ROUNDING = 1e-5  # both sides' float32: some 1e-6 where scores are large
+
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -49,7 +51,7 @@ def test_options(rng, ours, theirs, heads_kv, seqlens):
     q = rng.normal(size=(2, 4, seqlens[0], 16)).astype(np.float32)
     k, v = (rng.normal(size=(2, heads_kv, seqlens[1], 16)).astype(np.float32) for _ in range(2))
     out = cupyflash.flash_attention(q, k, v, layout="bhsd", **ours)
-    np.testing.assert_allclose(out, _attention(q, k, v, **theirs), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(out, _attention(q, k, v, **theirs), rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 20, 47), (1, 1, 20, 47), (2, 1, 20, 47)], ids=str)
@@ -61,11 +63,11 @@ def test_masks(rng, name, shape):
     mask[..., 0] = True
     value = mask if name == "mask" else rng.normal(size=shape).astype(np.float32)
     out = cupyflash.flash_attention(q, k, v, layout="bhsd", **{name: value})
-    np.testing.assert_allclose(out, _attention(q, k, v, value), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(out, _attention(q, k, v, value), rtol=0, atol=ROUNDING)
 
 
 def test_values_of_another_width(rng):
     q, k = (rng.normal(size=(2, 4, 20, 16)).astype(np.float32) for _ in range(2))
     v = rng.normal(size=(2, 4, 20, 40)).astype(np.float32)
     out = cupyflash.flash_attention(q, k, v, layout="bhsd")
-    np.testing.assert_allclose(out, _attention(q, k, v), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(out, _attention(q, k, v), rtol=0, atol=ROUNDING)

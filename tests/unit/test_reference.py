@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from tests import cases, reference
+from tests.cases import Shape
+from tests.harness import draw, expected
 from tests.memory import Guarded, poisoned
-from tests.tolerance import assert_close
+from tests.tolerance import EPSILON, assert_close, tiny
 
 ONES = 2**32 - 1
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
@@ -113,6 +115,39 @@ def test_tolerance_is_twice_the_naive_error_and_special_values_must_match(got, o
     else:
         with pytest.raises(AssertionError, match=r"out: .*(off by|wrong places)"):
             assert_close(np.float32(got), right, naive)
+
+
+NOISY = ["alibi", "bias", "causal", "dlse", "dropout", "gqa", "sinks", "softcap"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("features", [[], NOISY, ["score_mod", "scale"]], ids="-".join)
+def test_noise_is_what_rounding_does_and_no_more(rng, features, dtype):
+    """The formula in the inputs' own type stays within it; one hidden key in 53 does not."""
+    arguments = draw(rng, Shape(), dtype, features)
+    exact, dense = expected(**arguments), expected(dtype=cases.DTYPES[dtype], **arguments)
+    hidden = np.ones(53, bool)
+    hidden[int(rng.integers(20))] = False  # which some query sees, also if causal
+    faulty = expected(mask=hidden, **arguments)
+    for name, noise in exact.noise.items():
+        if name == "dscores":
+            continue
+        right, naive, wrong = (getattr(x, name) for x in (exact, dense, faulty))
+        assert abs(naive - right).max() <= noise + tiny(dtype, abs(right).max()), name
+        if name not in ("row_max", "dbias"):  # of one number, a change may be small by luck
+            assert abs(wrong - right).max() > 10 * noise, name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_noise_of_16_bits_leaves_room_for_rounded_probabilities(rng, dtype):
+    """Of P, dS and the output that D is made of, if never of the scores as in the dense formula."""
+    arguments = draw(rng, Shape(), dtype, ["causal"])
+    exact, single = expected(**arguments), expected(dtype=np.float32, **arguments)
+    unit = EPSILON[dtype]
+    for name in ("out", "dq", "dk", "dv"):
+        right, noise = getattr(exact, name), exact.noise[name]
+        assert abs(getattr(single, name) - right).max() < noise / 10, name
+        assert unit / 16 < noise / abs(right).max() < 32 * unit, name  # measured 0.7 to 4.4
 
 
 def test_the_matrix_covers_every_length_width_and_kind():

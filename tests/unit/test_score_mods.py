@@ -11,6 +11,7 @@ from cupyflash import ScoreMod, flash_attention_forward, score_mods
 from tests.cases import Shape
 from tests.harness import call, compare, draw, expected, require
 from tests.memory import to_engine, to_host
+from tests.tolerance import assert_close
 
 SHAPE = Shape(seqlen_q=45, seqlen_k=45)
 
@@ -22,8 +23,9 @@ def judge_of(forward, factor=lambda score, b, h, i, j: 1.0):
 def check(engine, mod, judge, rng, dtype):
     arguments = draw(rng, SHAPE, dtype, ["gqa"])
     result = call(engine, score_mod=mod, **arguments)
-    compare(result, expected(score_mod=judge, **arguments), score_mod=judge, **arguments)
-    return result, expected(score_mod=judge, **arguments).dscores
+    exact = expected(score_mod=judge, **arguments)
+    compare(result, exact, score_mod=judge, **arguments)
+    return result, exact
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -44,11 +46,11 @@ def test_distance_decay(engine, rng, dtype):
     rates = rng.uniform(0, 0.5, SHAPE.heads).astype("f8" if dtype == "float64" else "f4")
     judge = judge_of(lambda score, b, h, i, j: score - rates[h] * abs(i + 3 - j))
     mod = score_mods.distance_decay(rates, offset=3)
-    result, dscores = check(engine, mod, judge, rng, dtype)
+    result, exact = check(engine, mod, judge, rng, dtype)
     i, j = np.ogrid[: SHAPE.seqlen_q, : SHAPE.seqlen_k]
-    gradient = -(dscores * abs(i + 3 - j)).sum(axis=(0, 2, 3))
-    tolerance = {"float16": 3e-2, "float32": 1e-4, "float64": 1e-11}[dtype] * abs(gradient).max()
-    np.testing.assert_allclose(result.dscore_params["rates"], gradient, rtol=0, atol=tolerance)
+    gradient = -(exact.dscores * abs(i + 3 - j)).sum(axis=(0, 2, 3))
+    noise = np.sqrt(((exact.noise["dscores"] * (i + 3 - j)) ** 2).sum(axis=(0, 2, 3)).max())
+    assert_close(result.dscore_params["rates"], gradient, gradient, name="rates", noise=noise)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -74,13 +76,14 @@ def test_relative_position_bias(engine, rng, dtype, bidirectional):
 
     judge = judge_of(lambda score, b, h, i, j: score + table[bucket(i, j), h])
     mod = score_mods.relative_position_bias(table, **options)
-    result, dscores = check(engine, mod, judge, rng, dtype)
+    result, exact = check(engine, mod, judge, rng, dtype)
     i, j = np.ogrid[: SHAPE.seqlen_q, : SHAPE.seqlen_k]
-    gradient = np.zeros((16, SHAPE.heads))
+    gradient, squares = np.zeros((2, 16, SHAPE.heads))
     for h in range(SHAPE.heads):
-        np.add.at(gradient[:, h], bucket(i, j), dscores[:, h].sum(axis=0).astype(np.float64))
-    tolerance = {"float16": 3e-2, "float32": 1e-4, "float64": 1e-11}[dtype] * abs(gradient).max()
-    np.testing.assert_allclose(result.dscore_params["table"], gradient, rtol=0, atol=tolerance)
+        for sums, terms in ((gradient, exact.dscores), (squares, exact.noise["dscores"] ** 2)):
+            np.add.at(sums[:, h], bucket(i, j), terms[:, h].sum(axis=0).astype(np.float64))
+    noise = np.sqrt(squares.max())
+    assert_close(result.dscore_params["table"], gradient, gradient, name="table", noise=noise)
 
 
 @pytest.mark.parametrize(
