@@ -107,6 +107,8 @@ class Problem:
             names.add("dropout")
         if self.varlen:
             names.add("varlen")
+        if self.is_float8 and self.output_dtype == "float32":
+            names.add("float32_output")
         return frozenset(names)
 
 

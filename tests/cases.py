@@ -20,6 +20,7 @@ DTYPES = {
 }
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)  # inputs only, so no row of the tables of dtypes
 FLOAT8_ENGINES = ("numpy", "simt")
+FLOAT8_ROUNDING_ENGINES = (*FLOAT8_ENGINES, "wgmma")  # probabilities too
 
 
 class Shape(NamedTuple):

@@ -63,6 +63,7 @@ class WgmmaForwardConfig:
     """``WgmmaForwardConfig`` of kernels/attention/config_wgmma.cuh."""
 
     dtype: str
+    out_dtype: str
     head_dim: int
     head_dim_v: int
     block_m: int
@@ -72,6 +73,7 @@ class WgmmaForwardConfig:
     prefetched: int
     store_width: int
     query_in_registers: bool
+    sums_by_tile: bool
     interleaved: bool
     raw_scores: bool
     window: bool

@@ -40,7 +40,10 @@ def lacks(
         return ["an implementation in this version"]
     planner = PLANNERS[engine]
     missing = sorted(problem.features - planner.SUPPORTED_FEATURES)
-    if problem.dtype not in planner.SUPPORTED_DTYPES:
+    dtypes = planner.SUPPORTED_DTYPES
+    if trial.enabled():
+        dtypes = dtypes | getattr(planner, "TRIAL_DTYPES", frozenset())
+    if problem.dtype not in dtypes:
         missing.append(problem.dtype)
     if not runs_on(engine, device):
         major, minor = device.compute_capability

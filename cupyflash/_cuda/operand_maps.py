@@ -11,11 +11,11 @@ import numpy.typing as npt
 from cupyflash._cuda import tensor_map
 from cupyflash._cuda.arguments import Strides
 from cupyflash._cuda.launch import Moved
+from cupyflash._cuda.params import ITEMSIZE
 
 __all__ = ["MappedOperand", "write_maps"]
 
-_ITEMSIZE = 2
-_PANEL = 64  # columns of a box
+_PANEL_BYTES = 128  # of a row of a box
 
 
 class MappedOperand(NamedTuple):
@@ -41,13 +41,15 @@ def write_maps(
     list of Moved
         Where a launch is to write the addresses.
     """
+    itemsize = ITEMSIZE[dtype]
     offsets: Any = params.dtype.fields
     address_offset = tensor_map.address_offset()
     moved = []
     for each in operands:
         lengths = each.dim, each.last - each.first, each.heads, each.batch
-        strides = _map_strides(lengths, each.strides)
-        map_ = tensor_map.encode(dtype, 0, lengths, strides, (_PANEL, each.box_rows, 1, 1))
+        strides = _map_strides(lengths, each.strides, itemsize)
+        box = _PANEL_BYTES // itemsize, each.box_rows, 1, 1
+        map_ = tensor_map.encode(dtype, 0, lengths, strides, box)
         field = f"{each.name}_map"
         params[field] = np.void(map_)
         skipped = each.first * each.strides[1]
@@ -55,9 +57,9 @@ def write_maps(
     return moved
 
 
-def _map_strides(lengths: tuple[int, ...], strides: Strides) -> tuple[int, ...]:
+def _map_strides(lengths: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int, ...]:
     """Return the strides of rows, heads and batch; any legal one where there is nothing to add."""
     batch, row, head = strides[:3]
-    legal = -(-lengths[0] * _ITEMSIZE // 16) * 16
+    legal = -(-lengths[0] * itemsize // 16) * 16
     pairs = zip(lengths[1:], (row, head, batch), strict=True)
     return tuple(legal if length == 1 else stride for length, stride in pairs)

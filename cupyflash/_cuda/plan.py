@@ -58,7 +58,7 @@ SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "floa
 LEAST_CAPABILITY = (7, 5)
 SUPPORTED_FEATURES = frozenset(
     {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
-    | {"mask", "block_mask", "bias", "dropout", "score_mod"}
+    | {"mask", "block_mask", "bias", "dropout", "score_mod", "float32_output"}
 )
 
 _DELTA_THREADS = 256

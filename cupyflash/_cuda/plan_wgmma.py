@@ -1,13 +1,13 @@
 """How the wgmma engine serves a problem: `WgmmaForwardPlan`.
 
-Hopper's tensor cores and copy engine, for float16 and bfloat16 on compute capability 9.0. The
-backward, in `plan_wgmma_backward`, has not run on a GPU: without ``CUPYFLASH_TRIAL=1`` the mma
-engine's serves the calls that ran here.
+Hopper's tensor cores and copy engine, for float16, bfloat16 and FP8 on compute capability 9.0. FP8
+and the backward, in `plan_wgmma_backward`, have not run on a GPU: without ``CUPYFLASH_TRIAL=1``
+FP8 is left to others, and the mma engine's backward serves the calls that ran here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from cupyflash._cuda import tensor_map
@@ -26,9 +26,9 @@ from cupyflash._cuda.kernel import (
     scale_can_wait,
     stub,
 )
-from cupyflash._cuda.params import size_assertion
+from cupyflash._cuda.params import ITEMSIZE, size_assertion
 from cupyflash._cuda.plan_wgmma_backward import plan_backward
-from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile, bucket, bucket_v
+from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, FORWARD_TILES, WgmmaTile, bucket, bucket_v
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -38,6 +38,7 @@ __all__ = [
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
+    "TRIAL_DTYPES",
     "WgmmaForwardPlan",
     "plan_backward",
     "plan_forward",
@@ -45,10 +46,10 @@ __all__ = [
 ]
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
+TRIAL_DTYPES = frozenset({"float8_e4m3fn"})  # see trial.py
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "sinks"})
 LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
 
-_ITEMSIZE = 2
 _MOST_ROWS = 1.02  # times the fewest: beyond, a tile with less waste is faster
 
 
@@ -114,7 +115,8 @@ def plan_forward(
         this engine's.
     """
     _check_problem(problem, device, vector_bytes)
-    table = FORWARD_TILES[bucket(max(problem.head_dim, problem.head_dim_v))]
+    tables = FLOAT8_TILES if problem.is_float8 else FORWARD_TILES
+    table = tables[bucket(max(problem.head_dim, problem.head_dim_v))]
     tile = _choose(problem, table) if tiling is None else _given(tiling, table)
     head_dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
     shared_memory = tile.shared_memory(*head_dims)
@@ -131,6 +133,7 @@ def plan_forward(
     raw_scores = problem.softcap is None and scale_can_wait(problem)
     config = WgmmaForwardConfig(
         dtype=problem.dtype,
+        out_dtype=problem.output_dtype,
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
         block_m=tile.block_m,
@@ -138,8 +141,9 @@ def plan_forward(
         stages=tile.stages,
         query_tiles=tile.query_tiles,
         prefetched=tile.prefetched,
-        store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim_v),
+        store_width=access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v),
         query_in_registers=tile.query_in_registers,
+        sums_by_tile=tile.sums_by_tile,
         interleaved=tile.interleaved and raw_scores,
         raw_scores=raw_scores,
         window=problem.window_left is not None or problem.window_right is not None,
@@ -185,7 +189,7 @@ def _unreadable(array: Array) -> str | None:
 
 
 def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
-    if problem.dtype not in SUPPORTED_DTYPES:
+    if problem.dtype not in SUPPORTED_DTYPES | TRIAL_DTYPES:
         raise UnsupportedError(f"engine='wgmma' serves float16 and bfloat16, not {problem.dtype}")
     if device.compute_capability != LEAST_CAPABILITY:
         major, minor = device.compute_capability
@@ -202,7 +206,8 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...]) -> WgmmaTil
     if isinstance(tiling, WgmmaTile):
         return tiling
     sizes = tiling.block_m, tiling.block_n, tiling.stages
-    tile = WgmmaTile(*sizes, query_in_registers=False)
+    tile = replace(table[-1], query_in_registers=False)
+    tile = replace(tile, block_m=tiling.block_m, block_n=tiling.block_n, stages=tiling.stages)
     for other in table:
         if (other.block_m, other.block_n, other.stages) == sizes:
             tile = other

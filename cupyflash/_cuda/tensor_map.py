@@ -20,7 +20,7 @@ BYTES = 128
 ALIGNMENT = 64
 MAX_STRIDE = 2**40 - 1
 # From cuda.h.
-_DTYPES = {"float16": 6, "bfloat16": 9}
+_DTYPES = {"float8_e4m3fn": 0, "float16": 6, "bfloat16": 9}  # FP8 as uint8
 _INTERLEAVE_NONE = 0
 _SWIZZLE_128_BYTES = 3
 _PROMOTE_TO_256_BYTES = 3
@@ -47,7 +47,7 @@ def encode(
     Parameters
     ----------
     dtype : str
-        ``"float16"`` or ``"bfloat16"``.
+        ``"float16"``, ``"bfloat16"`` or ``"float8_e4m3fn"``.
     address : int
         Of the first element, a multiple of 16.
     lengths : sequence of int

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORWARD_TILES", "KEY_WIDTHS", "WgmmaTile", "bucket", "bucket_v"]
+__all__ = ["FLOAT8_TILES", "FORWARD_TILES", "KEY_WIDTHS", "WgmmaTile", "bucket", "bucket_v"]
 
-_ITEMSIZE = 2
-_PANEL = 64  # columns that lie together in shared memory
+_PANEL_BYTES = 128  # of a row, that lie together in shared memory
 _BARRIER_BYTES = 512
 _PANEL_ALIGNMENT = 1024
 _ROWS = 64  # of a consumer warpgroup
@@ -24,6 +23,7 @@ _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
 KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
+_FLOAT8_KEY_WIDTHS = (96, 128)
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
 
 
@@ -33,6 +33,8 @@ class WgmmaTile:
 
     `query_tiles` are in shared memory; `prefetched` key tiles of the next query tile are asked into
     the L2 cache. `interleaved`: half of the maxima are found while products are being issued.
+    `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
+    apart and added in float32, as the tensor cores keep only some 14 bits of them.
     """
 
     block_m: int
@@ -42,6 +44,8 @@ class WgmmaTile:
     query_tiles: int = 1
     prefetched: int = 0
     interleaved: bool = False
+    itemsize: int = 2
+    sums_by_tile: bool = False
 
     @property
     def consumers(self) -> int:
@@ -59,23 +63,29 @@ class WgmmaTile:
     def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
         """Return ``WgmmaForwardShape::bytes``; head dims are padded ones here and below."""
         first = _round_up(_BARRIER_BYTES + 4 * self.threads, _PANEL_ALIGNMENT)
-        query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
+        panel = _PANEL_BYTES // self.itemsize
+        query, value = _round_up(head_dim, panel), _round_up(head_dim_v, panel)
         queries = self.query_tiles * self.block_m * query
-        keys_and_values = self.stages * self.block_n * (query + value)
-        return first + _ITEMSIZE * (queries + keys_and_values)
+        keys_and_values = self.block_n * (query + value)
+        if self.itemsize == 1:  # transposed values
+            keys_and_values += head_dim_v * _round_up(self.block_n, panel)
+        return first + self.itemsize * (queries + self.stages * keys_and_values)
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
         if self.block_m not in range(_ROWS, 5 * _ROWS, _ROWS):
             return f"block_m must be {_ROWS}, {2 * _ROWS}, {3 * _ROWS} or {4 * _ROWS}"
         widths = _KEY_WIDTHS_WITH_KEPT_QUERIES if self.query_in_registers else KEY_WIDTHS
+        if self.itemsize == 1:
+            widths = _FLOAT8_KEY_WIDTHS
         if self.block_n not in widths:
             return f"block_n must be one of {', '.join(map(str, widths))}"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
-        registers = self.block_n // 2 + self.block_n // 4 + head_dim_v // 2
+        registers = self.block_n // 2 + self.block_n * self.itemsize // 8
+        registers += head_dim_v // 2 * (1 + self.sums_by_tile)
         if self.query_in_registers:
-            registers += head_dim // 4
+            registers += head_dim * self.itemsize // 8
         if registers > _MAX_REGISTERS[self.consumers]:
             return f"a thread would need {registers} registers for its tiles"
         return None
@@ -117,4 +127,21 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     # 230 KB of shared memory; the output takes 128 registers of a thread.
     224: (WgmmaTile(128, 80, 2, False),),
     256: (WgmmaTile(128, 80, 2, False),),
+}
+
+_FLOAT8_NARROW = (
+    WgmmaTile(192, 96, 2, False, itemsize=1, sums_by_tile=True),
+    WgmmaTile(128, 128, 2, True, itemsize=1, sums_by_tile=True),
+)
+# 128 keys would spill, unless Q is read from shared memory, which has to give K and V already.
+_FLOAT8_MEDIUM = (WgmmaTile(128, 96, 2, True, itemsize=1, sums_by_tile=True),)
+_FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, itemsize=1),)
+_FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, itemsize=1),)
+# FP8: V is in shared memory twice, as it came and transposed. Sums by tile take as many registers
+# as the output, for which wide heads have no room.
+FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
+    **dict.fromkeys((32, 64), _FLOAT8_NARROW),
+    **dict.fromkeys((96, 128), _FLOAT8_MEDIUM),
+    **dict.fromkeys((160, 192), _FLOAT8_WIDE),
+    **dict.fromkeys((224, 256), _FLOAT8_WIDEST),
 }

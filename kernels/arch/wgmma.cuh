@@ -1,6 +1,7 @@
 // wgmma (sm_90a): products by a warpgroup, which go on while its threads do other things.
 #pragma once
 
+#include "arch/wgmma_float8.cuh"
 #include "arch/wgmma_operand.cuh"
 #include "arch/wgmma_registers.cuh"
 #include "arch/wgmma_shared.cuh"

@@ -6,19 +6,21 @@
 namespace cupyflash {
 
 struct WgmmaForwardConfig {
-  DataType dtype;   // float16 or bfloat16
-  int head_dim;     // of q and k, padded to a multiple of 32
-  int head_dim_v;   // of v and out, padded to 64, 96, 128, 192 or 256
-  int block_m;      // queries of a tile: 64 a consumer warpgroup
-  int block_n;      // keys of a tile
-  int stages;       // key tiles, and value tiles, in shared memory
-  int query_tiles;  // likewise
-  int prefetched;   // key tiles of the next query tile that are asked into the L2 cache
-  int store_width;  // elements that one store moves
+  DataType dtype;      // float16, bfloat16 or float8_e4m3fn
+  DataType out_dtype;  // of out: float16 or bfloat16
+  int head_dim;        // of q and k, padded to a multiple of 32
+  int head_dim_v;      // of v and out, padded to 64, 96, 128, 192 or 256
+  int block_m;         // queries of a tile: 64 a consumer warpgroup
+  int block_n;         // keys of a tile
+  int stages;          // key tiles, and value tiles, in shared memory
+  int query_tiles;     // likewise
+  int prefetched;      // key tiles of the next query tile that are asked into the L2 cache
+  int store_width;     // elements that one store moves
   bool query_in_registers;
-  bool interleaved;  // half of the maxima between products; raw scores only
-  bool raw_scores;   // the scale is left to the exponent
-  bool window;       // causal, or a window bound on either side
+  bool sums_by_tile;  // each key tile's sums are added in float32: FP8 tensor cores round more
+  bool interleaved;   // half of the maxima between products; raw scores only
+  bool raw_scores;    // the scale is left to the exponent
+  bool window;        // causal, or a window bound on either side
   bool softcap;
   bool sinks;
 
@@ -28,6 +30,7 @@ struct WgmmaForwardConfig {
   static constexpr bool alibi = false;
   static constexpr bool score_mod = false;
 
+  __device__ constexpr int itemsize() const { return is_float8(dtype) ? 1 : 2; }
   __device__ constexpr int consumers() const { return block_m / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
 };

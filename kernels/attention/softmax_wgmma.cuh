@@ -29,9 +29,12 @@ struct WgmmaMaxima {
 };
 
 /// P = exp2(score * factor - shift), where the shift follows the maximum only when that has grown
-/// by more than `slack`: P is then at most 2**slack, as exact relative to l as ever.
+/// by more than `slack`: P is then at most 2**(top + slack), as exact relative to l as ever. For
+/// e4m3, which ends at 448, P is scaled so that small ones are normal numbers down to 2**-12.
+template <bool is_float8>
 struct WgmmaSoftmax {
-  static constexpr float slack = 6.0f;
+  static constexpr float top = is_float8 ? 6.0f : 0.0f;  // log2 of P at the maximum, at first
+  static constexpr float slack = is_float8 ? 2.0f : 6.0f;
   // As long as no key was seen: any exponent is then 0 or -inf, and P = 0.
   static constexpr float none = -3.4028234663852886e38f;
 
@@ -79,7 +82,7 @@ struct WgmmaSoftmax {
 
  private:
   __device__ bool follow(float (&correction)[2]) {
-    const float next[2] = {exponent(0), exponent(1)};
+    const float next[2] = {exponent(0) - top, exponent(1) - top};
     const bool grown = next[0] > shift[0] + slack || next[1] > shift[1] + slack;
     const bool follows = __any_sync(0xffffffffu, grown);
     if (follows) {

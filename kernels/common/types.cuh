@@ -68,6 +68,18 @@ struct alignas(sizeof(T) * width) Vector {
 template <class T>
 constexpr int widest = 16 / int(sizeof(T));
 
+/// `Type` is A if `first`, else B.
+template <bool first, class A, class B>
+struct Either {
+  using Type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using Type = B;
+};
+
+struct Nothing {};
+
 /// Half-open interval of rows, keys or queries; empty unless begin < end.
 struct Range {
   int begin;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/config_wgmma.cuh"
+#include "attention/descale.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/sequence.cuh"
 #include "attention/softmax_wgmma.cuh"
@@ -12,7 +13,8 @@ namespace cupyflash {
 /// `warp_row` is the warp's first row in the tile.
 template <WgmmaForwardConfig config, int n_tiles>
 __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex& tile,
-                                    int warp_row, const WgmmaSoftmax& softmax,
+                                    int warp_row,
+                                    const WgmmaSoftmax<is_float8(config.dtype)>& softmax,
                                     const MmaFragment<1, n_tiles>& sums) {
   const Sequence& sequence = tile.sequence;
   float* row_max =
@@ -32,16 +34,19 @@ __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex
     row.row_sum[0] = quad_total(softmax.row_sum[r]) * factor[r];
     if constexpr (config.sinks) factor[r] *= row.add_sink(0, sink);
     factor[r] *= inverse_sum(row.row_sum[0]);
+    if constexpr (is_float8(config.dtype)) {
+      factor[r] *= descaled_value<float>(params, sequence, tile.head);
+    }
 
     const int query = tile.first_row + warp_row + r * 8 + MmaLane::row();
     if (query >= sequence.seqlen_q || MmaLane::col() != 0) continue;
     if (row_max != nullptr) row_max[query * params.row_max_strides.row] = row.row_max[0];
     if (row_sum != nullptr) row_sum[query * params.row_sum_strides.row] = row.row_sum[0];
   }
-  write_rows<config.dtype, config.store_width>(
-      head_rows<Element<config.dtype>>(params.out, params.out_strides, sequence.batch,
-                                       sequence.first_query, tile.head,
-                                       params.attention.head_dim_v),
+  write_rows<config.out_dtype, config.store_width>(
+      head_rows<Element<config.out_dtype>>(params.out, params.out_strides, sequence.batch,
+                                           sequence.first_query, tile.head,
+                                           params.attention.head_dim_v),
       tile.first_row + warp_row, sequence.seqlen_q, sums, factor);
 }
 

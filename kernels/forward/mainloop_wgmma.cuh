@@ -29,13 +29,16 @@ struct ForwardConsumer {
   using Shape = WgmmaForwardShape<config>;
   using Scores = typename Shape::Scores;
   using Sums = typename Shape::Sums;
-  using Probabilities = MmaOperand<1, Shape::n_tiles>;
+  static constexpr bool float8 = is_float8(config.dtype);
+  using Probabilities =
+      typename Either<float8, Float8Operand<Shape::n_tiles>, MmaOperand<1, Shape::n_tiles>>::Type;
   using Pipeline = ForwardPipeline<config>;
   using Position = typename Pipeline::Position;
   using Walk = ForwardWalk<config>;
-  using Softmax = WgmmaSoftmax;
-  static constexpr int steps = config.head_dim / 16;
-  static constexpr int value_steps = config.block_n / 16;
+  using Softmax = WgmmaSoftmax<float8>;
+  // Products are 32 bytes deep.
+  static constexpr int steps = config.head_dim * config.itemsize() / 32;
+  static constexpr int value_steps = config.block_n * config.itemsize() / 32;
 
   const WgmmaForwardParams& params;
   Pipeline pipeline;
@@ -98,6 +101,7 @@ struct ForwardConsumer {
     Queries queries;
     Scores scores;
     Sums sums;
+    typename Either<config.sums_by_tile, Sums, Nothing>::Type tile_sums;
     Probabilities p;
     Softmax softmax;
     float correction[2];
@@ -109,6 +113,7 @@ struct ForwardConsumer {
   /// P of a query tile's first key tile.
   __device__ void begin(State& state, const Walk& walk) const {
     state.queries.take(*this);
+    take_factor(state, walk);
     await_turn();
     start_scores(state);
     pass_turn();
@@ -118,6 +123,16 @@ struct ForwardConsumer {
     maxima.include<0, Shape::n_tiles>(state.scores);
     state.softmax.update(state.scores, maxima, state.correction);
     state.p.template round<config.dtype>(state.scores);
+  }
+
+  /// FP8 heads have scales of their own.
+  __device__ void take_factor(State& state, const Walk& walk) const {
+    if constexpr (float8 && config.raw_scores) {
+      constexpr float log2_e = 1.4426950408889634f, least = 7.888609052210118e-31f;  // 2**-100
+      const Sequence& sequence = walk.tile.sequence;
+      const float scale = descaled_scale<float>(params.common, sequence, walk.tile.head);
+      state.softmax.factor = fmaxf(scale * log2_e, least);  // -inf times 0 would be NaN
+    }
   }
 
   /// O += P V of a query tile's last key tile; it is written.
@@ -159,6 +174,7 @@ struct ForwardConsumer {
     state.queries.take(*this);
     const Softmax softmax = state.softmax;
     state.softmax.reset();
+    take_factor(state, walk);
     const WgmmaMaxima maxima = start_both(state, walk);
     state.softmax.update(state.scores, maxima, state.correction);
     end_both(state);
@@ -274,13 +290,33 @@ struct ForwardConsumer {
 
   template <int first, int end>
   __device__ void add_values(State& state) const {
-    accumulate_rows<config.dtype, first, end>(state.sums, state.p, pipeline.value(state.value_at));
+    const auto values = pipeline.value(state.value_at);
+    if constexpr (config.sums_by_tile) {
+      accumulate_rows<true, first, end>(state.tile_sums, state.p, values);
+    } else if constexpr (float8) {
+      accumulate_rows<false, first, end>(state.sums, state.p, values);
+    } else {
+      accumulate_rows<config.dtype, first, end>(state.sums, state.p, values);
+    }
   }
 
   __device__ void end_sums(State& state) const {
-    settle(state.sums);
+    if constexpr (config.sums_by_tile) {
+      settle(state.tile_sums);
+      add(state.sums, state.tile_sums);
+    } else {
+      settle(state.sums);
+    }
     release(pipeline.value_empty(state.value_at));
     state.value_at.advance();
+  }
+
+  __device__ static void add(Sums& sums, const Sums& others) {
+#pragma unroll
+    for (int j = 0; j < Shape::n_tiles_v; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.at[0][j][e] += others.at[0][j][e];
+    }
   }
 
   __device__ static void rescale(Sums& sums, const float (&correction)[2]) {

@@ -9,9 +9,13 @@ namespace cupyflash {
 
 template <WgmmaForwardConfig config>
 struct WgmmaForwardShape {
-  using QueryTile = PanelTile<config.block_m, config.head_dim>;
-  using KeyTile = PanelTile<config.block_n, config.head_dim>;
-  using ValueTile = PanelTile<config.block_n, config.head_dim_v>;
+  static constexpr bool transposes = is_float8(config.dtype);
+  static constexpr int itemsize = config.itemsize();
+  using QueryTile = PanelTile<config.block_m, config.head_dim, itemsize>;
+  using KeyTile = PanelTile<config.block_n, config.head_dim, itemsize>;
+  using LandedTile = PanelTile<config.block_n, config.head_dim_v, itemsize>;  // values as they come
+  using TransposedTile = PanelTile<config.head_dim_v, config.block_n, itemsize>;
+  using ValueTile = typename Either<transposes, TransposedTile, LandedTile>::Type;
 
   // Each consumer warpgroup has 64 rows, each of its warps 16.
   static constexpr int warpgroup_rows = 64;
@@ -25,7 +29,8 @@ struct WgmmaForwardShape {
   static constexpr int query_offset = (barrier_bytes + 4 * config.threads() + 1023) / 1024 * 1024;
   static constexpr int key_offset = query_offset + config.query_tiles * QueryTile::bytes;
   static constexpr int value_offset = key_offset + config.stages * KeyTile::bytes;
-  static constexpr int bytes = value_offset + config.stages * ValueTile::bytes;
+  static constexpr int landed_offset = value_offset + config.stages * ValueTile::bytes;
+  static constexpr int bytes = landed_offset + transposes * config.stages * LandedTile::bytes;
 };
 
 /// A tile's `full` phase ends when copies have brought it, its `empty` phase when all consumer
@@ -36,6 +41,7 @@ struct ForwardPipeline {
   using Position = RingPosition<config.stages>;
   using QueryPosition = RingPosition<config.query_tiles>;
   static constexpr int consumer_warps = 4 * config.consumers();
+  static constexpr int transposing_warps = 3;
 
   unsigned shared;  // address of the block's shared memory
 
@@ -49,6 +55,12 @@ struct ForwardPipeline {
     return {shared + Shape::value_offset + at.stage * Shape::ValueTile::bytes};
   }
 
+  /// Where values come to: where they are read, unless they are to be transposed.
+  __device__ typename Shape::LandedTile landed(Position at) const {
+    constexpr int offset = Shape::transposes ? Shape::landed_offset : Shape::value_offset;
+    return {shared + offset + at.stage * Shape::LandedTile::bytes};
+  }
+
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
 
   __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(0, at.stage); }
@@ -57,6 +69,12 @@ struct ForwardPipeline {
   __device__ AsyncBarrier key_empty(Position at) const { return barrier(3, at.stage); }
   __device__ AsyncBarrier value_full(Position at) const { return barrier(4, at.stage); }
   __device__ AsyncBarrier value_empty(Position at) const { return barrier(5, at.stage); }
+  __device__ AsyncBarrier landed_full(Position at) const {
+    return Shape::transposes ? barrier(6, at.stage) : value_full(at);
+  }
+  __device__ AsyncBarrier landed_empty(Position at) const {
+    return Shape::transposes ? barrier(7, at.stage) : value_empty(at);
+  }
 
   /// By all threads of the block.
   __device__ void initialise() const {
@@ -70,8 +88,12 @@ struct ForwardPipeline {
         const Position at = {stage};
         key_full(at).initialise(1);
         key_empty(at).initialise(consumer_warps);
-        value_full(at).initialise(1);
+        value_full(at).initialise(Shape::transposes ? transposing_warps : 1);
         value_empty(at).initialise(consumer_warps);
+        if constexpr (Shape::transposes) {
+          landed_full(at).initialise(1);
+          landed_empty(at).initialise(transposing_warps);
+        }
       }
       publish_barriers();
     }

@@ -54,9 +54,9 @@ struct ForwardProducer {
   }
 
   __device__ void load_value(const Keys& keys, Position& at) const {
-    pipeline.value_empty(at).wait(at.round ^ 1);
-    pipeline.value(at).load(params.value_map, keys.row, keys.head, keys.batch,
-                            pipeline.value_full(at));
+    pipeline.landed_empty(at).wait(at.round ^ 1);
+    pipeline.landed(at).load(params.value_map, keys.row, keys.head, keys.batch,
+                             pipeline.landed_full(at));
     at.advance();
   }
 
@@ -81,7 +81,7 @@ struct ForwardProducer {
     for (walk.n = walk.key_tiles.end - 1; walk.n >= least; --walk.n) {
       const int row = walk.first_key() - params.first_key;
       Shape::KeyTile::prefetch(params.key_map, row, head, batch);
-      Shape::ValueTile::prefetch(params.value_map, row, head, batch);
+      Shape::LandedTile::prefetch(params.value_map, row, head, batch);
     }
   }
 };

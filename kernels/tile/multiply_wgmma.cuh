@@ -1,6 +1,7 @@
 // Products of a warpgroup's 64 rows with tiles in shared memory by wgmma.
 #pragma once
 
+#include "arch/pack_float8.cuh"
 #include "arch/wgmma.cuh"
 #include "tile/multiply_mma.cuh"
 #include "tile/panels.cuh"
@@ -13,7 +14,25 @@ __device__ inline void settle(MmaFragment<1, n_tiles>& fragment) {
   settle(reinterpret_cast<float (&)[n_tiles * 4]>(fragment.at));
 }
 
-/// Starts scores = left * right^T over 16 * steps columns, `left` in registers.
+/// Values of a fragment, rounded to e4m3, as left operand: its columns lie where each lane has
+/// them, which is the order that transpose_float8 gives the rows of the right one.
+template <int n_tiles>
+struct Float8Operand {
+  unsigned at[n_tiles / 4][4];
+
+  template <DataType dtype>
+  __device__ void round(const MmaFragment<1, n_tiles>& values) {
+#pragma unroll
+    for (int j = 0; j < n_tiles; j += 2) {
+      const float (&a)[4] = values.at[0][j];
+      const float (&b)[4] = values.at[0][j + 1];
+      at[j / 4][j % 4] = pack_float8(a[0], a[1], b[0], b[1]);
+      at[j / 4][j % 4 + 1] = pack_float8(a[2], a[3], b[2], b[3]);
+    }
+  }
+};
+
+/// Starts scores = left * right^T over 32 * steps bytes of a row, `left` in registers.
 template <DataType dtype, int steps, int n_tiles, class Tile>
 __device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores,
                                      const unsigned (&left)[steps][4], const Tile& right) {
@@ -66,6 +85,20 @@ __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,
   for (int step = first; step < end; ++step) {
     RegisterProduct<dtype, n_tiles * 8>::template multiply<true>(
         sum, left.at[step][0], advance_operand(b, Tile::row_bytes(step)), true);
+  }
+}
+
+/// The same for bytes, with `right` transposed: over its columns 32 * first ... 32 * end - 1. With
+/// `fresh` the sums start from 0.
+template <bool fresh, int first, int end, int n_tiles, int left_tiles, class Tile>
+__device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,
+                                       const Float8Operand<left_tiles>& left, const Tile& right) {
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
+  const uint64 b = right.operand();
+#pragma unroll
+  for (int step = first; step < end; ++step) {
+    RegisterProduct<DataType::float8_e4m3fn, n_tiles * 8>::template multiply<false>(
+        sum, left.at[step], advance_operand(b, Tile::column_bytes(step)), !fresh || step > 0);
   }
 }
 

@@ -1,4 +1,4 @@
-// Tiles of 16-bit elements in shared memory, laid out for wgmma and the copy engine.
+// Tiles of short elements in shared memory, laid out for wgmma and the copy engine.
 #pragma once
 
 #include "arch/ldmatrix.cuh"
@@ -9,12 +9,14 @@
 
 namespace cupyflash {
 
-/// `rows` x `cols` as panels of 64 columns, one after the other. A panel is a SwizzledTile.
-template <int rows_, int cols_>
+/// `rows` x `cols` elements of `itemsize` bytes as panels of 128 bytes a row, one after the other.
+/// A panel is a SwizzledTile of 16-bit columns, whatever the elements are.
+template <int rows_, int cols_, int itemsize = 2>
 struct PanelTile {
   static constexpr int rows = rows_;
   static constexpr int cols = cols_;
-  static constexpr int panels = (cols + 63) / 64;
+  static constexpr int panel_cols = 128 / itemsize;
+  static constexpr int panels = (cols + panel_cols - 1) / panel_cols;
   using Panel = SwizzledTile<rows, 64>;
   static constexpr int bytes = panels * Panel::bytes;
   static_assert(rows % 8 == 0 && rows <= 256);
@@ -34,13 +36,13 @@ struct PanelTile {
                        AsyncBarrier arrived) const {
 #pragma unroll
     for (int p = 0; p < panels; ++p) {
-      copy_box(panel(p).address, map, p * 64, row, head, batch, arrived);
+      copy_box(panel(p).address, map, p * panel_cols, row, head, batch, arrived);
     }
   }
   /// By one thread: asks for what `load` would fill a tile with, so that it is near when needed.
   __device__ static void prefetch(const TensorMap& map, int row, int head, int batch) {
 #pragma unroll
-    for (int p = 0; p < panels; ++p) prefetch_box(map, p * 64, row, head, batch);
+    for (int p = 0; p < panels; ++p) prefetch_box(map, p * panel_cols, row, head, batch);
   }
   /// Operand of products: rows from `row` on, a multiple of 8.
   __device__ uint64 operand(int row = 0) const {
@@ -57,7 +59,7 @@ struct PanelTile {
   /// From an operand's row 0 to its rows 16 * step.
   __device__ static constexpr int row_bytes(int step) { return step * 16 * Panel::pitch; }
 
-  /// A warp's 16 rows from `row` on, columns 16 * step ..., as a register operand.
+  /// A warp's 16 rows from `row` on, 32 bytes number `step`, as a register operand.
   __device__ void read(unsigned (&fragment)[4], int row, int step) const {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));

@@ -7,7 +7,7 @@ import pytest
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, plan_forward
-from cupyflash._cuda.tiles_wgmma import FORWARD_TILES
+from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, FORWARD_TILES
 from cupyflash._problem import Problem
 from cupyflash.tiling import Tiling
 
@@ -37,6 +37,23 @@ def test_tile_table(case: tuple[int, bool]) -> None:
     table = FORWARD_TILES[head_dim]
     tile = table[CASES.index(case) % len(table)]
     check(plan_forward(problem_of(head_dim, causal), HOPPER, tile))
+
+
+@pytest.mark.parametrize("head_dim", FLOAT8_TILES)
+def test_float8(head_dim: int) -> None:
+    right = 0 if head_dim % 64 else None
+    shape = (2, 999, 999, 4, 2, head_dim, head_dim)
+    problem = Problem("float8_e4m3fn", *shape, 0.1, None, right, out_dtype="bfloat16")
+    for tile in FLOAT8_TILES[head_dim]:
+        check(plan_forward(problem, HOPPER, tile))
+
+
+@pytest.mark.parametrize(("head_dim", "spilled"), [(128, 64), (256, 64)])
+def test_float8_with_every_feature(head_dim: int, spilled: int) -> None:
+    shape = (2, 999, 999, 4, 2, head_dim, head_dim)
+    options = {"softcap": 3.0, "extras": frozenset({"sinks"}), "out_dtype": "float16"}
+    problem = Problem("float8_e4m3fn", *shape, 0.1, None, 0, **options)
+    check(plan_forward(problem, HOPPER, None, 16, 2), spilled)
 
 
 @pytest.mark.parametrize(("head_dim", "spilled"), [(64, 0), (256, 64)])

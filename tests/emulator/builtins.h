@@ -120,6 +120,14 @@ inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned places) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= unsigned(bytes >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  }
+  return result;
+}
 inline float __uint_as_float(unsigned bits) { return emulator_bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float value) { return emulator_bit_cast<unsigned>(value); }
 inline float __int_as_float(int bits) { return emulator_bit_cast<float>(bits); }

@@ -1,6 +1,7 @@
 // Storage formats of 16 and 8 bits.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -42,6 +43,16 @@ inline float from_e4m3(unsigned char bits) {
                           : exponent == 0 ? std::ldexp(float(mantissa), -9)
                                           : std::ldexp(float(8 + mantissa), exponent - 10);
   return bits & 0x80 ? -magnitude : magnitude;
+}
+
+/// Rounds to nearest even, beyond the largest number to that.
+inline unsigned char to_e4m3(float value) {
+  const unsigned sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return 0x7f;
+  const float magnitude = std::fmin(std::fabs(value), 448.0f);
+  const int exponent = std::max(magnitude > 0 ? std::ilogb(magnitude) : -6, -6);
+  const int units = int(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+  return static_cast<unsigned char>(sign | unsigned(units + 8 * (exponent + 6)));
 }
 
 }  // namespace emulator

@@ -7,8 +7,9 @@
 namespace cupyflash {
 
 template <DataType dtype>
-constexpr emulator::Format wgmma_format =
-    dtype == DataType::bfloat16 ? emulator::Format::bfloat16 : emulator::Format::half;
+constexpr emulator::Format wgmma_format = is_float8(dtype)              ? emulator::Format::e4m3
+                                          : dtype == DataType::bfloat16 ? emulator::Format::bfloat16
+                                                                        : emulator::Format::half;
 
 template <DataType dtype, int n>
 struct RegisterProduct {
