@@ -173,9 +173,9 @@ def _prepare(
     loads, stores = layout.vector_bytes
     if engine == "wgmma":
         loads = VECTOR_BYTES  # as `unreadable` has seen; strides of axes of length 1 are not taken
-        if problem.is_empty:  # arrays that the copy engine has no description of: mma writes zeros
+        if problem.is_empty:  # of such arrays there is no description: others write zeros
             PLANNERS[engine].plan_forward(problem, device, tiling)
-            engine, tiling = "mma", None
+            engine, tiling = "simt" if problem.is_float8 else "mma", None
     tiling = tiling or tuned.find(engine, "forward", problem, device)
     plan = PLANNERS[engine].plan_forward(
         problem, device, tiling, loads, stores, layout.optional.bias_bytes

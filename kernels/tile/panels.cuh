@@ -52,7 +52,11 @@ struct PanelTile {
   __device__ uint64 columns(int index) const {
     return describe_operand(panel(index).address, Panel::bytes);
   }
-  /// From an operand's column 0 to its columns 16 * step.
+  /// Address of the 16 bytes number `index` of a row.
+  __device__ unsigned chunk(int row, int index) const {
+    return panel(index >> 3).chunk(row, index & 7);
+  }
+  /// From an operand's column 0 to its 32 bytes number `step`.
   __device__ static constexpr int column_bytes(int step) {
     return step / 4 * Panel::bytes + step % 4 * 32;
   }

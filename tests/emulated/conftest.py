@@ -27,6 +27,8 @@ CHOSEN = (
     r"a_scale_of_nothing",
     r"float8_feature_alone\[.*-(plain|varlen)\]",
     r"every_number_is_read_exactly",
+    r"float8_rounding_of_a_feature\[wgmma-causal\]",
+    r"one_key_a_query\[wgmma\]",
     r"tiles_that_fetch_ahead\[wgmma-",
     r"grouped_heads_are_repeated_heads\[.*float16\]",
 )

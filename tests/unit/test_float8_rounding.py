@@ -66,7 +66,13 @@ def test_float8_rounding_of_head_dims(engine, rng, head_dims):
     assert_within_rounding(call(serving(engine), **dict(float8, out_dtype="bfloat16")), real)
 
 
-def test_one_key_a_query(engine, rng):
+def test_nothing_to_see(engine):
+    x = np.zeros((1, 8, 2, 64), FLOAT8)
+    result = call(serving(engine), x, x[:, :0], x[:, :0])
+    assert not result.out.astype(np.float32).any() and (result.lse == -np.inf).all()
+
+
+def test_one_key_a_query(engine):
     """Values come through unchanged, each with the right key: all numbers of e4m3."""
     q, _, v = every_number()
     v = np.ascontiguousarray(np.broadcast_to(v[..., :1], (1, 256, 1, 32))).view(np.uint8)

@@ -18,13 +18,17 @@ from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.params import FORWARD_PARAMS
 from cupyflash._cuda.plan_wgmma import plan_forward
 from cupyflash._cuda.tile_order import key_tiles, seen_keys, tile_order
-from cupyflash._cuda.tiles_wgmma import FORWARD_TILES, WgmmaTile
+from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, FORWARD_TILES, WgmmaTile
 from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 from tests.unit.test_plan import struct_fields
 
 HOPPER = Device.known("sm_90a")
+
+
+def float8(**options: object) -> Problem:
+    return problem_of(dtype="float8_e4m3fn", out_dtype="bfloat16", **options)
 
 
 def problem_of(d: int = 64, dv: int = 64, dtype: str = "bfloat16", **options: object) -> Problem:
@@ -334,3 +338,23 @@ def test_strides_of_single_rows_and_heads_do_not_matter(
     )
     handed = prepare(one, (2 * head_dim + 6, 7, 3, 2))
     assert len(handed.settings["moved"]) == 3
+
+
+def test_float8_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYFLASH_TRIAL", raising=False)
+    assert lacks("wgmma", float8(), HOPPER) == ["float8_e4m3fn"]
+    assert lacks("simt", float8(), HOPPER) == []
+    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
+    assert lacks("wgmma", float8(), HOPPER) == []
+    assert lacks("wgmma", float8(varlen=True), HOPPER) == ["varlen"]
+    wide = problem_of(dtype="float8_e4m3fn", out_dtype="float32")
+    assert lacks("wgmma", wide, HOPPER) == ["float32_output"]
+    assert lacks("mma", float8(), HOPPER) == ["float8_e4m3fn"]
+
+
+@pytest.mark.parametrize("head_dim", FLOAT8_TILES)
+def test_float8_tiles_fit(head_dim: int) -> None:
+    for tile in FLOAT8_TILES[head_dim]:
+        plan = plan_forward(float8(d=head_dim, dv=head_dim), HOPPER, tile)
+        assert plan.launch.shared_memory <= HOPPER.shared_memory_per_block_optin
+        assert plan.config.sums_by_tile == (head_dim <= 128)
