@@ -8,7 +8,10 @@ namespace cupyflash {
 template <int consumers, bool transposes = false>
 struct RegisterShares {
   static constexpr int producer = consumers == 3 ? 32 : transposes ? 40 : 24;
-  static constexpr int consumer = consumers == 4 ? 112 : consumers == 3 ? 160 : transposes ? 232 : 240;
+  static constexpr int consumer = consumers == 4   ? 112
+                                  : consumers == 3 ? 160
+                                  : transposes     ? 232
+                                                   : 240;
 };
 
 }  // namespace cupyflash
