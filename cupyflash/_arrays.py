@@ -72,6 +72,8 @@ def as_array(x: Any, name: str) -> Array:
     ------
     TypeError
         `x` is no array, or one that cannot be shared.
+    ValueError
+        Its elements are where a GPU cannot read them.
     NoDeviceError
         `x` lives on a GPU and CuPy cannot be imported.
     """
@@ -83,11 +85,11 @@ def as_array(x: Any, name: str) -> Array:
             )
         return np.asarray(x)
     if is_cupy(x):
-        return x
+        return _aligned(x, name)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return _from_dlpack(x, name)
     if hasattr(x, "__cuda_array_interface__"):
-        return _cupy_for(name).asarray(x)
+        return _aligned(_cupy_for(name).asarray(x), name)
     raise TypeError(
         f"{name} must be an array (NumPy, CuPy, or anything with __dlpack__ or "
         f"__cuda_array_interface__), got {type(x).__name__}; wrap it in numpy.asarray first"
@@ -105,6 +107,19 @@ def is_float8(array: Array) -> bool:
     return bool(array.dtype == (np.uint8 if is_cupy(array) else FLOAT8))
 
 
+def _aligned(array: Array, name: str) -> Array:
+    """Return a device array; a read between elements' own addresses would end the CUDA context."""
+    itemsize = array.dtype.itemsize
+    strides = [n for length, n in zip(array.shape, array.strides, strict=True) if length > 1]
+    if array.size and any(distance % itemsize for distance in (array.data.ptr, *strides)):
+        raise ValueError(
+            f"{name} has elements at addresses that are no multiples of their {itemsize} bytes "
+            f"(address {array.data.ptr:#x}, strides {array.strides}), which no GPU reads; "
+            "copy its bytes into an array of this dtype"
+        )
+    return array
+
+
 def _cupy_for(name: str) -> Any:
     """CuPy, which the device array `name` needs."""
     try:
@@ -116,7 +131,7 @@ def _cupy_for(name: str) -> Any:
 def _from_dlpack(x: Any, name: str) -> Array:
     kind = int(x.__dlpack_device__()[0])
     if kind in _DLPACK_CUDA_KINDS:
-        return _shared(_cupy_for(name).from_dlpack, x, name)
+        return _aligned(_shared(_cupy_for(name).from_dlpack, x, name), name)
     if kind in _DLPACK_HOST_KINDS:
         try:
             return np.from_dlpack(x)

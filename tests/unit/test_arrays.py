@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupyflash
+from cupyflash._arrays import as_array
 from tests.cases import DTYPES, Shape
 from tests.harness import assert_bits, call, check, draw, require, same_bits
 from tests.memory import Guarded, fill_nan, poisoned, to_engine, to_host
@@ -331,3 +332,23 @@ def test_tensorflow_tensors(rng):
     assert addresses(saved.q, saved.k, saved.v) == addresses(*map(np.from_dlpack, (q, k, v)))
     grads = cupyflash.flash_attention_backward(dout, saved)
     assert type(out) is np.ndarray and same_bits(out, right.out) and same_bits(grads.dq, right.dq)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "bias"])
+def test_device_arrays_between_addresses_are_refused(name):
+    """A kernel that read one, CuPy's own too, would leave no CUDA context to go on with."""
+    device = pytest.importorskip("tests.strict_device")  # imports CuPy
+    arrays = {"q": (1, 3, 2, 4), "k": (1, 5, 2, 4), "v": (1, 5, 2, 4), "bias": (3, 5)}
+    arrays = {n: np.zeros(shape, np.float32) for n, shape in arrays.items()}
+    size = arrays[name].nbytes
+    shifted = np.zeros(size + 1, np.uint8)[1:].view(np.float32).reshape(arrays[name].shape)
+    packed = np.zeros(arrays[name].shape, [("x", np.float32), ("y", np.uint8)])["x"]
+    for odd in (shifted, packed):
+        with device.strict_device():
+            given = {n: device.to_device(x) for n, x in (arrays | {name: odd}).items()}
+            with pytest.raises(ValueError, match=rf"^{name} has elements at addresses"):
+                cupyflash.flash_attention(**given)
+        cupyflash.flash_attention(**(arrays | {name: odd}))  # NumPy reads them
+    one = packed[tuple(slice(1) for _ in packed.shape)]  # its strides are never taken
+    with device.strict_device():
+        as_array(device.to_device(one), name)
