@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--masks", type=str, choices=MASKS, default=MASKS, help="default: full causal")
     parser.add_argument(
         "--dtype",
-        choices=("float16", "bfloat16", "float32"),
+        choices=("float16", "bfloat16", "float32", "float8_e4m3fn"),
         default="bfloat16",
-        help="default: bfloat16",
+        help="default: bfloat16; float8_e4m3fn: forward only",
     )
     parser.add_argument("--engine", choices=tuple(PLANNERS), help="ours; default: the fastest")
     parser.add_argument(
@@ -141,6 +141,10 @@ def bench(
         sys.exit("cupyflash: --tune prints a table and remembers; it has no --json and no --plot")
     if plot_path is not None and find_spec("matplotlib") is None:
         sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
+    if dtype == "float8_e4m3fn":  # no backward, and no tiles to remember
+        if tune or features:
+            sys.exit("cupyflash: --tune and --features know no float8_e4m3fn")
+        directions = [each for each in directions if each == "forward"]
     gpu = current()
     every = of_shapes(shapes, dtype) if shapes else grid(head_dims, seqlens, dtype)
     workloads = [each for each in every if each.mask in masks]
@@ -247,8 +251,7 @@ def present(contenders: Sequence[Contender]) -> tuple[list[Contender], dict[str,
 def copies_beyond(cache: int, workload: Workload) -> int:
     """Return how many inputs to rotate so that each is read from memory, not from the L2 cache."""
     rows = workload.seqlen_q * workload.num_heads + 2 * workload.seqlen_k * workload.num_heads_kv
-    itemsize = 4 if workload.dtype == "float32" else 2
-    size = workload.batch * rows * workload.head_dim * itemsize
+    size = workload.batch * rows * workload.head_dim * workload.itemsize
     return min(_MOST_COPIES, 1 if size > cache else ceil(2 * cache / size))
 
 

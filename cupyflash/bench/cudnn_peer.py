@@ -26,7 +26,7 @@ class CudnnFrontend:
         return cannot_import("cudnn")
 
     def supports(self, workload: Workload) -> bool:
-        return workload.dtype != "float32" and not workload.has_corner
+        return workload.dtype in ("float16", "bfloat16") and not workload.has_corner
 
     def forward(self, workload: Workload, inputs: Inputs) -> Work:
         return self._forward(workload, inputs, save=False)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyflash._arrays import BFLOAT16
 from cupyflash._cuda.device import require_cupy
+from cupyflash._float8 import FLOAT8, float8_bits
 from cupyflash.bench.workloads import Workload
 
 __all__ = ["TOLERANCE", "Inputs", "disagreement", "draw", "normal", "reference_rows", "sampled"]
@@ -17,7 +18,8 @@ __all__ = ["TOLERANCE", "Inputs", "disagreement", "draw", "normal", "reference_r
 Array = Any
 
 # Relative, in the norm: peers that keep 16-bit scores round more often than we do.
-TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-4}
+# FP8: probabilities are rounded to 3 bits.
+TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-4, "float8_e4m3fn": 6e-2}
 _ROWS = 32  # of one head, which float64 on the host does in no time
 
 
@@ -40,7 +42,10 @@ def draw(workload: Workload) -> Inputs:
 
 def normal(shape: tuple[int, ...], dtype: str) -> Array:
     """Return standard normal numbers on the device, of a dtype by its name."""
-    numbers = require_cupy().random.standard_normal(shape, dtype="float32")
+    cupy = require_cupy()
+    numbers = cupy.random.standard_normal(shape, dtype="float32")
+    if dtype == "float8_e4m3fn":
+        return float8_bits(numbers, cupy)
     if dtype == "bfloat16":  # by its bits: CuPy has no such cast in every version
         bits = (numbers.view("uint32") + 0x8000) >> 16
         return bits.astype("uint16").view(BFLOAT16)
@@ -101,4 +106,5 @@ def _norm(array: Array) -> float:
 
 
 def _host(array: Array) -> Array:
-    return (array.get() if hasattr(array, "get") else array).astype(np.float64)
+    array = array.get() if hasattr(array, "get") else array
+    return (array.view(FLOAT8) if array.dtype == np.uint8 else array).astype(np.float64)

@@ -162,7 +162,7 @@ PEERS: dict[str, Contender] = {
         TorchPeer("materialised", lambda: materialised, dense=True),
         TorchPeer("torch-flash", sdpa("FLASH_ATTENTION"), bottom_right=False),
         TorchPeer("torch-cudnn", sdpa("CUDNN_ATTENTION"), bottom_right=False),
-        TorchPeer("fa3", flash_attn("flash_attn_interface"), "flash_attn_interface"),
+        TorchPeer("fa3", flash_attn("flash_attn_interface"), "flash_attn_interface", float8=True),
         TorchPeer("fa4", flash_attn("flash_attn.cute.interface"), "flash_attn.cute.interface"),
         CudnnFrontend(),
     )

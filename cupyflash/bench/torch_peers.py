@@ -53,6 +53,8 @@ class TorchPeer:
         Whether its causal mask is aligned as ours where lengths differ.
     dense : bool
         Whether it keeps all scores; then heads are not grouped.
+    float8 : bool
+        Whether it takes e4m3 tensors.
     """
 
     name: str
@@ -60,6 +62,7 @@ class TorchPeer:
     module: str = "torch"
     bottom_right: bool = True
     dense: bool = False
+    float8: bool = False
 
     def available(self) -> str | None:
         return cannot_import(self.module)
@@ -67,6 +70,8 @@ class TorchPeer:
     def supports(self, workload: Workload) -> bool:
         if self.dense:
             return workload.dense_fits
+        if workload.is_float8 and not self.float8:
+            return False
         return workload.dtype != "float32" and (self.bottom_right or not workload.has_corner)
 
     def forward(self, workload: Workload, inputs: Inputs) -> Work:
@@ -137,8 +142,10 @@ def materialised(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Ten
 
 def tensors(inputs: Inputs) -> list[Tensor]:
     """Return query, key, value and grad_out as tensors over the same memory."""
-    from_dlpack = import_module("torch").from_dlpack
-    return [from_dlpack(each) for each in (inputs.query, inputs.key, inputs.value, inputs.grad_out)]
+    torch = import_module("torch")
+    arrays = (inputs.query, inputs.key, inputs.value, inputs.grad_out)
+    shared = (torch.from_dlpack(each) for each in arrays)
+    return [x.view(torch.float8_e4m3fn) if x.dtype == torch.uint8 else x for x in shared]
 
 
 def cupy_arrays(result: Any) -> list[Array]:

@@ -39,7 +39,7 @@ class Workload:
         Query is ``(batch, seqlen_q, num_heads, head_dim)``.
     causal : bool
     dtype : str
-        "float16", "bfloat16" or "float32".
+        "float16", "bfloat16", "float32", or "float8_e4m3fn" (forward only).
     """
 
     batch: int
@@ -50,6 +50,16 @@ class Workload:
     head_dim: int
     causal: bool
     dtype: str
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether inputs are e4m3, without factors, and out is bfloat16."""
+        return self.dtype == "float8_e4m3fn"
+
+    @property
+    def itemsize(self) -> int:
+        """Return the bytes of an element."""
+        return {"float8_e4m3fn": 1, "float32": 4}.get(self.dtype, 2)
 
     @property
     def name(self) -> str:
@@ -75,7 +85,8 @@ class Workload:
     @property
     def dense_fits(self) -> bool:
         """Whether peers that keep all scores, and know no grouped heads, take part."""
-        return self.num_heads == self.num_heads_kv and self.scores <= _MOST_SCORES
+        equal_heads = self.num_heads == self.num_heads_kv
+        return equal_heads and self.scores <= _MOST_SCORES and not self.is_float8
 
     @property
     def has_corner(self) -> bool:

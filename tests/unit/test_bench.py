@@ -25,6 +25,7 @@ from cupyflash.bench.workloads import (
     parse_shape,
 )
 from tests.bench_fakes import SMALL, make_inputs
+from tests.cases import FLOAT8
 
 # --- workloads ----------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ def test_bad_shapes_are_explained(text: str, message: str) -> None:
         parse_shape(text)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn"])
 def test_arrays_are_drawn_in_their_dtype(
     dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,13 +88,14 @@ def test_arrays_are_drawn_in_their_dtype(
         return rng.standard_normal(shape, dtype=np.dtype(dtype))
 
     random = SimpleNamespace(standard_normal=standard_normal)
-    cupy = SimpleNamespace(random=random)
+    cupy = SimpleNamespace(**vars(np) | {"random": random})
     monkeypatch.setattr("cupyflash.bench.inputs.require_cupy", lambda: cupy)
     drawn = draw(replace(SMALL, seqlen_k=50, dtype=dtype))
     assert drawn.query.shape == drawn.grad_out.shape == (2, 40, 4, 16)
     assert drawn.key.shape == drawn.value.shape == (2, 50, 2, 16)
-    assert str(drawn.query.dtype) == dtype
-    numbers = drawn.query.astype(np.float64)
+    query = drawn.query.view(FLOAT8) if dtype == FLOAT8.name else drawn.query
+    assert str(query.dtype) == dtype
+    numbers = query.astype(np.float64)
     assert abs(numbers.mean()) < 0.1 and abs(numbers.std() - 1) < 0.1
 
 
@@ -171,6 +173,7 @@ def test_peers_know_what_they_cannot_do() -> None:
         return {name for name, peer in PEERS.items() if peer.supports(workload)}
 
     assert supporters(dtype="bfloat16") == set(PEERS) - {"naive-cupy"}
+    assert supporters(dtype=FLOAT8.name) == {"fa3"}
     assert supporters(dtype="float32") == {"naive-cupy", "materialised"}
     assert supporters(num_heads_kv=2) == set(PEERS) - {"naive-cupy", "materialised"}
     assert supporters(seqlen_q=32) == {"naive-cupy", "materialised", "fa3", "fa4"}

@@ -18,6 +18,7 @@ from cupyflash.bench.workloads import (
     Workload,
 )
 from tests.bench_fakes import SMALL, Fake, crash, fake_times, make_inputs
+from tests.cases import FLOAT8
 
 
 class Picky(Fake):
@@ -26,6 +27,16 @@ class Picky(Fake):
 
 
 STOPWATCH = Stopwatch(fake_times, lambda work: 1000)
+
+
+def test_float8_is_held_to_its_own_numbers(rng: np.random.Generator) -> None:
+    """3 bits of probabilities may be missing, but nothing else."""
+    workload = replace(SMALL, dtype=FLOAT8.name)
+    wrong = Fake("wrong", lambda arrays: [1.1 * each.astype(np.float32) for each in arrays])
+    inputs = make_inputs(workload, rng)
+    assert inputs.query.dtype == FLOAT8
+    ours, other = race(workload, "forward", [Ours(), wrong], [inputs], STOPWATCH)
+    assert ours.error is None and "wrong by" in str(other.error)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
