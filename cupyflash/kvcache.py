@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from cupyflash._cuda import trial
+from cupyflash._cuda.device import require_cupy
 from cupyflash._kvcache.append import append
 from cupyflash._kvcache.attend import attend, attend_one_by_one
 from cupyflash._kvcache.call import CacheCall, bind
-from cupyflash._kvcache.rows import rows_of
+from cupyflash._kvcache.rows import require_rows, rows_of
+from cupyflash._kvcache.selection import kernel_device
 
-__all__ = ["flash_attention_with_kvcache"]
+__all__ = ["CacheFaults", "flash_attention_with_kvcache", "take_faults"]
 
 Array = Any
+
+
+class CacheFaults(NamedTuple):
+    """What was wrong with values that the host does not read."""
+
+    dropped_tokens: int  # new ones that did not fit, or whose page or entry does not exist
+    clamped: bool  # a length, left padding or page was outside the cache; seen by kernels on trial
 
 
 def flash_attention_with_kvcache(
@@ -83,9 +93,9 @@ def flash_attention_with_kvcache(
     sinks : float32 array ``(h,)``, optional
         These are `flash_attention`'s, an entry's length in the place of sk.
     num_splits : int, default 0
-        Cut the keys into so many parts and merge the results; 0 = chosen (this version: 1), at
-        most 128. With ALiBi, or a window and more than one query, there is one part. The result is
-        exact either way.
+        Cut the keys of each entry into so many parts and merge the results; 0 = chosen (on trial:
+        by what the GPU can run at a time; else 1), at most 128. Not on trial there is one part with
+        ALiBi, or a window and more than one query. The result is exact either way.
     batch_invariant : bool, default False
         True: the bits of an entry's result depend on nothing but that entry.
     return_lse : bool, default False
@@ -116,11 +126,17 @@ def flash_attention_with_kvcache(
     device, where the host never reads them: lengths and left padding are then clamped to the cache,
     tokens that do not fit or whose page does not exist are dropped (queries stay aligned at the
     last token that is there), and pages that do not exist are read as the nearest that does.
+    `cupyflash.kvcache.take_faults` tells whether that happened.
 
-    This is a gathering version: a cache whose entries lie one behind another is read where it is,
-    only as far as it is filled, but with `page_table` or `cache_batch_idx` keys and values are
-    copied first, up to the longest entry where the host knows it, else up to the capacity. A
-    split-KV kernel comes later, and so does use inside CUDA graphs.
+    By default a cache whose entries lie one behind another is read where it is, only as far as it
+    is filled, but with `page_table` or `cache_batch_idx` keys and values are copied first, up to
+    the longest entry where the host knows it, else up to the capacity.
+
+    With ``CUPYFLASH_TRIAL=1``, as they have not run on a GPU yet, kernels serve float16 and
+    bfloat16 on compute capability 8.0 and above, up to 256 queries times heads of a group, with
+    engine None or "mma": one launch appends, one attends to the cache as it is, one combines the
+    splits. Such calls can be captured in a CUDA graph after one like them, with lengths and page
+    table on the device.
 
     Examples
     --------
@@ -136,6 +152,22 @@ def flash_attention_with_kvcache(
     >>> out.shape
     (1, 1, 8, 64)
     """
+    key = None
+    if trial.enabled():
+        from cupyflash._kvcache import recipe
+
+        given = recipe.GivenArrays(
+            q, k_cache, v_cache, k, v, cache_seqlens, cache_leftpad, cache_batch_idx, page_table,
+            rotary_cos, rotary_sin, alibi_slopes, sinks,
+        )  # fmt: skip
+        settled = (
+            causal, window, softmax_scale, softcap, rotary_interleaved, num_splits,
+            batch_invariant, return_lse, engine, q_descale, k_descale, v_descale, out_dtype,
+        )  # fmt: skip
+        key, known = recipe.look_up(given, settled)
+        result = None if known is None else known(given, return_lse)
+        if result is not None:
+            return result if return_lse else result[0]
     call = bind(
         q, k_cache, v_cache, k, v,
         cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
@@ -149,14 +181,49 @@ def flash_attention_with_kvcache(
             "out_dtype": out_dtype,
         },
     )  # fmt: skip
+    device = kernel_device(call.place, engine)
     with call.place.current():
+        if device is not None:
+            from cupyflash._kvcache import kernels
+
+            if kernels.serve(call):
+                result, kind, used = kernels.run(call, device, return_lse)
+                if key is not None:
+                    recipe.remember(key, kind, call, given, used)
+                return result if return_lse else result[0]
+        require_rows(call.storage, call.entries, len(call.query))
         query = _appended(call)
         rows = rows_of(call.storage, call.entries, len(query), call.place.namespace)
         one_by_one = batch_invariant and len(query) > 0
         out, lse = (attend_one_by_one if one_by_one else attend)(
-            query, rows, call.entries, call.num_splits, call.options
+            query, rows, call.entries, max(call.num_splits, 1), call.options
         )
         return (out, call.place.namespace.ascontiguousarray(lse)) if return_lse else out
+
+
+def take_faults(device_id: int | None = None) -> CacheFaults:
+    """Return what calls on a GPU found wrong with device values since this was last asked.
+
+    Parameters
+    ----------
+    device_id : int, optional
+        CUDA's device number; default: the current device.
+
+    Raises
+    ------
+    NoDeviceError
+        There is no GPU.
+
+    Notes
+    -----
+    This waits for the current stream, which calls never do. Values on the host are checked before
+    anything is written, and never get here.
+    """
+    from cupyflash._cuda import decode
+
+    if device_id is None:
+        device_id = require_cupy().cuda.runtime.getDevice()
+    return CacheFaults(*decode.take_faults(device_id))
 
 
 def _appended(call: CacheCall) -> Array:
@@ -170,5 +237,5 @@ def _appended(call: CacheCall) -> Array:
         steps = xp.arange(query.shape[1])
         query = call.rotary.turned(query, used + steps * call.rotates_each_query, xp)
         key = call.rotary.turned(key, positions, xp)
-    append(call.storage, key, value, positions, xp)
+    append(call.storage, key, value, positions, call.place)
     return query

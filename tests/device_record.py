@@ -35,10 +35,12 @@ COVERED = (  # what a GPU run vouches for
     "cupyflash/_recipe.py",
     "cupyflash/_validate.py",
     "cupyflash/attention.py",
+    "cupyflash/kvcache.py",
     "cupyflash/state.py",
     "cupyflash/tiling.py",
     "cupyflash/varlen.py",
     "cupyflash/_cuda/**/*.py",
+    "cupyflash/_kvcache/**/*.py",
 )
 
 

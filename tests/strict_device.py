@@ -17,6 +17,7 @@ import cupy
 import numpy as np
 
 from cupyflash import _arrays, _engines
+from cupyflash._cuda import decode
 from cupyflash._kvcache import attend
 
 METHODS = (
@@ -182,7 +183,9 @@ def strict_device() -> Iterator[None]:
     def select(problem: Any, place: Any, *args: Any, **kwargs: Any) -> str:
         return "numpy" if place == _arrays.HOST else "simt"
 
+    faults = DeviceArray(np.zeros(2, np.int32))
     with (
+        mock.patch.object(decode, "faults_of", return_value=faults),
         mock.patch.object(_arrays, "require_cupy", return_value=namespace),
         mock.patch.dict(sys.modules, {"cupy": namespace}),
         mock.patch.object(_engines, "select", select),

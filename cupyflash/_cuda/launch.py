@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cupyflash._cuda.device import require_cupy
 from cupyflash._cuda.device_table import DeviceTable
 
-__all__ = ["Launcher", "Moved", "seconds_per_launch"]
+__all__ = ["LaunchSequence", "Launcher", "Moved", "seconds_per_launch"]
 
 _FORMATS = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f", "f8": "d"}
 
@@ -128,11 +128,14 @@ class Launcher:
         finally:
             self._runtime.setDevice(previous)
 
-    def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
-        driver = self._driver
-        if not driver.ctxGetCurrent():  # the driver knows no context yet in a new thread
+    def _stream(self) -> Any:
+        """Return the current stream."""
+        if not self._driver.ctxGetCurrent():  # the driver knows no context yet in a new thread
             self._runtime.memGetInfo()
-        stream = self._get_stream(self._device_id)
+        return self._get_stream(self._device_id)
+
+    def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
+        driver, stream = self._driver, self._stream()
         held = [(word, table.on(stream)) for word, table in self._tables]
         with self._lock:
             self._pack_into(self._buffer, self._offset, *values)
@@ -153,6 +156,42 @@ class Launcher:
                 self._pointers_address,
                 0,
             )
+
+
+class LaunchSequence(Launcher):
+    """Launch functions that take the same struct, one after another.
+
+    Parameters
+    ----------
+    kernels : list of (function, blocks, threads, shared memory)
+        As for `Launcher` each; those of 0 blocks are left out.
+    device_id, parameters, varying
+        As there.
+    """
+
+    __slots__ = ("_kernels",)
+
+    def __init__(
+        self,
+        kernels: list[tuple[Any, int, int, int]],
+        device_id: int,
+        parameters: npt.NDArray[np.void],
+        varying: tuple[str, ...],
+    ) -> None:
+        super().__init__(kernels[0][0], device_id, parameters, varying, threads=0)
+        self._kernels = [(kernel, kernel[0].ptr) for kernel in kernels if kernel[1]]
+
+    def run(self, *values: float) -> None:
+        """Launch all with these varying fields."""
+        self(len(self._kernels), *values)
+
+    def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
+        stream = self._stream().ptr
+        launch, pointers = self._driver.launchKernel, self._pointers_address
+        with self._lock:
+            self._pack_into(self._buffer, self._offset, *values)
+            for (_, blocks, threads, memory), address in self._kernels:
+                launch(address, blocks, 1, 1, threads, 1, 1, memory, stream, pointers, 0)
 
 
 def _varying_format(dtype: np.dtype[np.void], varying: Sequence[str]) -> tuple[int, str]:

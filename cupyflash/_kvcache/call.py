@@ -21,7 +21,7 @@ from cupyflash._arrays import (
     place_of,
     require_place,
 )
-from cupyflash._kvcache.entries import Entries, bind_entries
+from cupyflash._kvcache.entries import Entries, bind_entries, index_array, lengths_as_given
 from cupyflash._kvcache.rotary import Rotary, bind_rotary, require_angles
 from cupyflash._kvcache.storage import Storage, bind_storage, require_pages
 from cupyflash._options import Options
@@ -46,8 +46,12 @@ class CacheCall:
     entries: Entries
     rotary: Rotary | None
     rotates_each_query: bool  # else all stand at the position of the first
-    num_splits: int
+    num_splits: int  # 0 = chosen
+    batch_invariant: bool
+    lengths: int | Array  # tokens before the append as given: of all entries, or int32 (b,)
+    leftpad: Array | None  # as given, int32 (b,)
     options: dict[str, Any]  # of the attention itself
+    attention: _validate.Call  # the same checked, for queries without keys
 
 
 def bind(
@@ -79,7 +83,7 @@ def bind(
         raise ValueError(f"num_splits must be >= 0 (0 = chosen), got {num_splits!r}")
     key, value = _caches(query, k_cache, v_cache, place)
     new = _new_tokens(query, key, value, k, v, place)
-    options = _bound_options(query, key, value, options, place)
+    options, attention = _bound_options(query, key, value, options, place)
     storage = bind_storage(key, value, cache_batch_idx, page_table, query.shape[0], place)
     new_length = 0 if new is None else new[0].shape[1]
     if new is not None and cache_seqlens is None:
@@ -111,7 +115,19 @@ def bind(
             "(turn q yourself if nothing is appended)"
         )
     return CacheCall(
-        place, query, new, storage, entries, rotary, each, min(max(splits, 1), MAX_PARTS), options
+        place,
+        query,
+        new,
+        storage,
+        entries,
+        rotary,
+        each,
+        min(splits, MAX_PARTS),
+        bool(flags["batch_invariant"]),
+        lengths_as_given(cache_seqlens, storage.capacity, place),
+        None if cache_leftpad is None else index_array(cache_leftpad, "cache_leftpad", place),
+        options,
+        attention,
     )
 
 
@@ -166,7 +182,7 @@ def _require_dtype(name: str, array: Array, query: Array) -> None:
 
 def _bound_options(
     query: Array, key: Array, value: Array, options: dict[str, Any], place: Place
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], _validate.Call]:
     """Let the core check the options and the engine, on one row in the place of all."""
     causal, top_left = _options.alignment(options["causal"])
     if top_left:
@@ -195,7 +211,7 @@ def _bound_options(
         for name in PER_ENTRY
         if options[name] is not None and not isinstance(options[name], (int, float, np.number))
     }
-    return options | {"causal": causal} | taken
+    return options | {"causal": causal} | taken, call
 
 
 # --- what is written -----------------------------------------------------------------------------

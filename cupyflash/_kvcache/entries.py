@@ -53,6 +53,15 @@ def bind_entries(
         return Entries(xp.minimum(begin, end), used, end, capacity)
 
 
+def lengths_as_given(x: Any, capacity: int, place: Place) -> int | Array:
+    """Return a value of ``cache_seqlens=`` that was checked: a number, or an int32 array."""
+    if x is None:
+        return capacity
+    if isinstance(x, (int, np.integer)):
+        return int(x)
+    return index_array(x, "cache_seqlens", place)
+
+
 def _used(x: Any, batch: int, new: int, capacity: int, place: Place) -> Array:
     """`Entries.used` for a value of ``cache_seqlens=``."""
     if x is None:

@@ -23,9 +23,9 @@ class Storage:
     key: Array
     value: Array
     capacity: int  # of an entry
-    blocks: (
-        Array | None
-    )  # (b, blocks of an entry), on the host or in q's place; None = entry e's is e
+    # (b, blocks of an entry), on the host or in q's place; None = entry e's is e
+    blocks: Array | None
+    paged: bool = False  # blocks are pages
 
     def locate(self, positions: Array, xp: Any) -> tuple[Array, Array, Array]:
         """Return block, row in it, and whether both exist, for positions ``(b, n)``.
@@ -78,7 +78,8 @@ def bind_storage(
         )
     if block_size == 0:
         raise ValueError(f"k_cache has pages of no tokens: {describe(key)}")
-    return Storage(key, value, blocks.shape[1] * block_size if num_blocks else 0, blocks)
+    capacity = blocks.shape[1] * block_size if num_blocks else 0
+    return Storage(key, value, capacity, blocks, paged=True)
 
 
 def require_pages(storage: Storage, entries: Entries) -> None:

@@ -20,12 +20,13 @@ from cupyflash._cuda.cache import path
 from cupyflash._cuda.device import Device, current, require_cupy
 from cupyflash._cuda.engines import PLANNERS, engine_of
 from cupyflash._engines import select
+from cupyflash.bench import decode as decode_bench
 from cupyflash.bench import features as feature_bench
 from cupyflash.bench import report
 from cupyflash.bench.inputs import Inputs, draw
 from cupyflash.bench.peers import PEERS, Contender, Ours
 from cupyflash.bench.runner import Result, Stopwatch, race
-from cupyflash.bench.timing import device_milliseconds, extra_bytes, release
+from cupyflash.bench.timing import device_milliseconds, extra_bytes, host_microseconds, release
 from cupyflash.bench.torch_peers import ceiling_tflops
 from cupyflash.bench.tune import problem_of, tune_tiles
 from cupyflash.bench.workloads import (
@@ -106,6 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time our features beside the call without them, and FlexAttention if it is here",
     )
+    parser.add_argument(
+        "--decode",
+        action="store_true",
+        help="time one query against long caches, contiguous and paged, beside fa3 and torch-flash",
+    )
 
 
 def _positive(text: str) -> int:
@@ -129,6 +135,7 @@ def bench(
     rounds: int,
     tune: bool,
     features: bool,
+    decode: bool,
 ) -> None:
     """Time everybody on every workload and print a row as soon as it is known.
 
@@ -149,6 +156,9 @@ def bench(
     every = of_shapes(shapes, dtype) if shapes else grid(head_dims, seqlens, dtype)
     workloads = [each for each in every if each.mask in masks]
     stopwatch = Stopwatch(partial(device_milliseconds, rounds=rounds), extra_bytes)
+    if decode:
+        time_decoding(peers, gpu, stopwatch, json_path)
+        return
     if tune:
         tune_all(workloads, directions, engine, gpu, stopwatch)
         return
@@ -229,6 +239,33 @@ def time_features(
             release()
         if json_path is not None:
             write(json_path, feature_bench.to_json(results, machine(gpu.name)))
+
+
+def time_decoding(
+    peers: Sequence[str], gpu: Device, stopwatch: Stopwatch, json_path: Path | None
+) -> None:
+    """Time a step of generation at every shape of `decode.SHAPES`."""
+    contenders, left_out = decode_bench.present(bool(peers))
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+    copy = decode_bench.copy_speed(stopwatch.milliseconds)
+    print(f"{decode_bench.title(gpu.name, copy)}\n{decode_bench.header()}")
+    results: list[decode_bench.DecodeResult] = []
+    for shape in decode_bench.SHAPES:
+        release()
+        found = decode_bench.measure(
+            shape,
+            decode_bench.draw(shape),
+            contenders,
+            copy,
+            stopwatch.milliseconds,
+            host_microseconds,
+        )
+        print("\n".join(map(decode_bench.line, found)), flush=True)
+        results += found
+        if json_path is not None:
+            known = machine(gpu.name) | {"left_out": left_out}
+            write(json_path, decode_bench.to_json(results, known, copy))
 
 
 def drawn(gpu: Device, workload: Workload) -> list[Inputs]:

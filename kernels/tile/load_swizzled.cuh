@@ -7,6 +7,22 @@
 
 namespace cupyflash {
 
+/// Copies a chunk of eight elements, of which `columns` exist; the others become 0, or all if not
+/// `inside`.
+template <int width, class Element>
+__device__ inline void copy_chunk(unsigned target, const Element* source, bool inside,
+                                  int columns) {
+#pragma unroll
+  for (int e = 0; e < 8; e += width) {
+    const bool exists = inside && e < columns;
+    if constexpr (width == 1) {
+      store_shared(target + e * 2, exists ? source[e].bits : static_cast<unsigned short>(0));
+    } else {
+      copy_async_to<width * 2>(target + e * 2, source + e, exists);
+    }
+  }
+}
+
 /// Loads tiles of one matrix. A thread keeps to its columns and goes down the rows by multiples of
 /// eight, so that the permutation of its chunks never changes.
 /// `width` elements move at a time; dim, strides and addresses are multiples of it.
@@ -38,24 +54,10 @@ struct SwizzledLoader {
       const bool inside = unsigned(row + pass * rows_per_pass) < unsigned(count);
 #pragma unroll
       for (int c = 0; c < chunks_per_lane; ++c) {
-        copy_chunk(target + pass * rows_per_pass * Tile::pitch + c * lanes * 16,
-                   source + c * lanes * 8, inside, rows.dim - (lane_chunk + c * lanes) * 8);
+        copy_chunk<width>(target + pass * rows_per_pass * Tile::pitch + c * lanes * 16,
+                          source + c * lanes * 8, inside, rows.dim - (lane_chunk + c * lanes) * 8);
       }
       source += rows_per_pass * rows.row_stride;
-    }
-  }
-
- private:
-  __device__ static void copy_chunk(unsigned target, const Element* source, bool inside,
-                                    int columns) {
-#pragma unroll
-    for (int e = 0; e < 8; e += width) {
-      const bool exists = inside && e < columns;
-      if constexpr (width == 1) {
-        store_shared(target + e * 2, exists ? source[e].bits : static_cast<unsigned short>(0));
-      } else {
-        copy_async_to<width * 2>(target + e * 2, source + e, exists);
-      }
     }
   }
 };

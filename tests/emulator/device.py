@@ -14,11 +14,12 @@ from unittest import mock
 
 import numpy as np
 
-from cupyflash import UnsupportedError, _dispatch, _engines
+from cupyflash import UnsupportedError, _dispatch, _engines, kvcache
 from cupyflash._arrays import has_contiguous_last_axis
 from cupyflash._cuda import (
     arguments,
     backward,
+    decode,
     forward,
     score_gradients,
     tensor_map,
@@ -94,6 +95,21 @@ class Launcher:
         launch.restype = ctypes.c_char_p
         complaint = launch(function, blocks, self._threads, self._shared_memory, params)
         assert complaint is None, f"{self._name}: {complaint.decode()}"
+
+
+class LaunchSequence:
+    """In place of `cupyflash._cuda.launch.LaunchSequence`."""
+
+    def __init__(self, kernels: Any, device_id: int, parameters: Any, varying: Any) -> None:
+        self._launchers = [
+            (Launcher(function, device_id, parameters, varying, threads=threads,
+                      shared_memory=memory), blocks)
+            for function, blocks, threads, memory in kernels
+        ]  # fmt: skip
+
+    def run(self, *values: float) -> None:
+        for launcher, blocks in self._launchers:
+            launcher(blocks, *values)
 
 
 def _load(stub: str, entries: Any, device_id: int = 0, plan: Any = None) -> Any:
@@ -190,8 +206,13 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield _engines, "backward", partial(_function, _engines.backward, backward.backward)
     yield _dispatch, "_engine_writes", lambda array, place: has_contiguous_last_axis(array)
     yield _dispatch, "keep", lambda *arrays: None  # nothing is captured
+    faults = np.zeros(2, np.int32)
+    yield decode, "faults_of", lambda device_id: faults
+    yield kvcache, "kernel_device", lambda place, engine: DEVICE if engine == "mma" else None
+    yield decode, "LaunchSequence", LaunchSequence
     for module in (forward, backward, score_gradients):
         yield module, "Launcher", Launcher
+    for module in (forward, backward, score_gradients, decode):
         yield module, "load", _load
         yield module, "allocate", _allocate
         yield module, "address", _address

@@ -11,8 +11,9 @@ from cupyflash._cuda.source import kernels_root
 
 ROOT = kernels_root()
 HEADERS = sorted(ROOT.rglob("*.cuh"))
-# A file includes its own layer and those before it; forward and backward do not know each other.
-LAYERS = {"common": 0, "arch": 1, "tile": 2, "attention": 3, "forward": 4, "backward": 4}
+# A file includes its own layer and those before it; the last three do not know each other.
+LAYERS = {"common": 0, "arch": 1, "tile": 2, "attention": 3}
+LAYERS |= dict.fromkeys(("forward", "backward", "decode"), 4)
 MOST_LINES = 400
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cupyflash._cuda import decode
 from tests import kvcache_harness, strict_device
 from tests.kvcache_harness import call, check, draw
 
@@ -56,6 +57,20 @@ def test_device_lengths_want_device_queries(rng):
     everything_else = [name for name in arguments if name != "cache_seqlens"]
     with pytest.raises(TypeError, match="cache_seqlens lives on the CUDA device 0"):
         call("numpy", arguments, on_host=everything_else)
+
+
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_dropped_tokens_are_counted(rng, page_size):
+    arguments = draw(rng, seqlen_k=12, new=3, page_size=page_size)
+    capacity = 12 if page_size else arguments["k_cache"].shape[1]
+    if page_size:
+        arguments["page_table"] = np.int32([[0, 1, 99], [2, 3, 4], [5, 6, 7]])
+    for name in ("k_cache", "v_cache"):
+        arguments[name][...] = 1
+    arguments["cache_seqlens"] = np.int32([7, capacity - 1, capacity - 3])
+    call("numpy", arguments)
+    # The first entry's third page does not exist, the second has room for one of three.
+    assert strict_device.on_host(decode.faults_of(0)).tolist() == [2 + 2 * bool(page_size), 0]
 
 
 def test_angles_for_the_whole_capacity_where_lengths_are_unknown(rng):

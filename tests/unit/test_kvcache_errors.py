@@ -10,6 +10,7 @@ import pytest
 
 import cupyflash
 from cupyflash import UnsupportedError
+from cupyflash._kvcache import rows
 from tests.harness import require, same_bits
 from tests.memory import to_engine, to_host
 
@@ -177,6 +178,26 @@ def test_caches_that_cannot_be_written():
         given[name] = np.lib.stride_tricks.as_strided(row, given[name].shape, strides)
         with pytest.raises(ValueError, match="share memory"):
             cupyflash.flash_attention_with_kvcache(**given)
+
+
+@pytest.mark.parametrize("form", ["part of longer caches", "pages"])
+def test_more_rows_than_can_be_counted_are_refused_before_the_append(monkeypatch, form):
+    given = arguments(paged=form == "pages")
+    if form != "pages":
+        for name in ("k_cache", "v_cache"):
+            given[name] = array(B, 10 * CAPACITY, *given[name].shape[2:])[:, :CAPACITY]
+    # Two entries, 120 rows apart, of 12 tokens; or as many times the 7 of the longest.
+    for most, refused in ((131, True), (132, False)) if form != "pages" else (
+        (13, True), (14, False),
+    ):  # fmt: skip
+        monkeypatch.setattr(rows, "_MOST_ROWS", most)
+        if not refused:
+            cupyflash.flash_attention_with_kvcache(**given | NO_NEW)
+            continue
+        given |= {"k": 2 * given["k"], "v": 2 * given["v"]}
+        with pytest.raises(UnsupportedError, match=f"are more than {most}"):
+            cupyflash.flash_attention_with_kvcache(**given)
+        assert (given["k_cache"] == 1).all() and (given["v_cache"] == 1).all()
 
 
 def test_caches_that_overlap():

@@ -168,3 +168,17 @@ def test_without_a_gpu_the_error_says_what_to_do(cupy, message, monkeypatch) -> 
 @pytest.mark.parametrize(("arch", "shared"), [("sm_75", 64), ("sm_86", 99), ("sm_90a", 227)])
 def test_known_devices(arch: str, shared: int) -> None:
     assert device.Device.known(arch).shared_memory_per_block_optin == shared * 1024
+
+
+def test_a_sequence_launches_all_with_the_same_struct(cuda: FakeCuda) -> None:
+    functions = [SimpleNamespace(ptr=number) for number in (7, 8, 9)]
+    kernels = [(functions[0], 3, 128, 0), (functions[1], 0, 32, 0), (functions[2], 5, 64, 2048)]
+    sequence = launch.LaunchSequence(kernels, 1, np.zeros(1, STRUCT), ("query", "key"))
+    cuda.contexts.append(1)
+    sequence.run(11, 12)
+    struct = (11, 12, 0, 0, 0.0)
+    assert cuda.launches == [
+        (7, 1, (3, 1, 1, 128, 1, 1, 0), 1001, struct),
+        (9, 1, (5, 1, 1, 64, 1, 1, 2048), 1001, struct),
+    ]
+    assert cuda.current == 0

@@ -1,0 +1,3 @@
+"""tests/cuda/test_kvcache_kernels.py on the emulated engines."""
+
+from tests.cuda.test_kvcache_kernels import *  # noqa: F403
