@@ -143,7 +143,9 @@ def _quantized(groups: Array, rotate: bool, xp: Any) -> tuple[Array, Array]:
     unit = xp.where(largest == 0, 1, largest)
     values /= unit  # at most 1, so that nothing overflows
     if rotate:
-        values = values @ xp.asarray(rotation(groups.shape[-1]), wide)
+        width = groups.shape[-1]
+        rotated = values.reshape(-1, width) @ xp.asarray(rotation(width), wide)
+        values = rotated.reshape(values.shape)
     descale = xp.clip(unit / LARGEST * _largest(values, xp), _LEAST, _MOST).astype(np.float32)
     descale = xp.where(largest == 0, np.float32(1), descale)
     bits = float8_bits(values * (unit / descale.astype(wide)), xp)
