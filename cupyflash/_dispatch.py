@@ -91,12 +91,9 @@ def _mma_is_deterministic(call: Call) -> bool:
     problem, operands = call.problem, call.operands
     if not operands.cu_seqlens_checked:
         return False  # blocks take turns, and wrong cu_seqlens could let one wait for ever
-    full = (problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k)
-    shape = () if operands.bias is None else operands.bias.shape
-    summed = any(length == 1 < whole for length, whole in zip(shape, full, strict=False))
     score_mod = operands.score_mod
     floats = [] if score_mod is None else [p for p in score_mod.params.values() if _is_float(p)]
-    return not summed and not floats
+    return not problem.bias_is_broadcast and not floats
 
 
 def _is_float(array: Array) -> bool:

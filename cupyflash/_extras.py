@@ -18,6 +18,7 @@ from cupyflash._arrays import (
     require_place,
 )
 from cupyflash._options import Options
+from cupyflash._problem import Operands
 from cupyflash.block_mask import BlockMask
 from cupyflash.errors import UnsupportedError
 from cupyflash.score_mod import ScoreMod
@@ -72,18 +73,11 @@ def optional_operands(options: Options, scores: ScoreShape, place: Place) -> dic
     return extras
 
 
-def element_masks(extras: dict[str, Any]) -> list[Array]:
-    """Return the call's mask and the block mask's inner one, those that there are."""
-    block_mask = extras.get("block_mask")
-    inner = None if block_mask is None else block_mask.mask
-    return [mask for mask in (extras.get("mask"), inner) if mask is not None]
-
-
-def mask_shape(extras: dict[str, Any], scores: ScoreShape) -> tuple[int, ...]:
+def mask_shape(operands: Operands, scores: ScoreShape) -> tuple[int, ...]:
     """Return `Problem.mask_shape`."""
-    masks = element_masks(extras)
-    if "block_mask" in extras:
-        masks.append(extras["block_mask"].blocks)
+    masks = [mask for mask in operands.masks if mask is not None]
+    if operands.block_mask is not None:
+        masks.append(operands.block_mask.blocks)
     if scores.varlen or not masks:
         return ()
     lengths = (scores.batch, scores.num_heads, scores.seqlen_q, scores.seqlen_k)

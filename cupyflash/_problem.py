@@ -73,10 +73,15 @@ class Problem:
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
-    def bias_is_summed(self) -> bool:
-        """Whether scores share elements of the bias; an axis of length 1 counts as shared."""
+    def bias_is_broadcast(self) -> bool:
+        """Whether scores share elements of the bias, within an entry or across them."""
         full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
-        return self.varlen or self.bias_shape != full or 1 in full[2:]
+        return any(n == 1 != whole for n, whole in zip(self.bias_shape, full, strict=False))
+
+    @property
+    def bias_is_summed(self) -> bool:
+        """Whether gradients of the bias may be sums; varlen and axes of length 1 count as such."""
+        return self.varlen or self.bias_is_broadcast or 1 in (self.seqlen_q, self.seqlen_k)
 
     def grad_bias_dtype(self, engine: str) -> str:
         """The dtype in which an engine writes dbias: what is not summed up can be rounded."""

@@ -27,7 +27,7 @@ from cupyflash._arrays import (
 )
 from cupyflash._cuda.score_source import ScoreSource
 from cupyflash._descale import descales, out_dtype
-from cupyflash._extras import ScoreShape, element_masks, mask_shape, optional_operands
+from cupyflash._extras import ScoreShape, mask_shape, optional_operands
 from cupyflash._float8 import FLOAT8
 from cupyflash._layout import Layout
 from cupyflash._options import Options
@@ -99,8 +99,22 @@ def bind(
     factors = descales(options, batch, key.shape[-2], place, is_float8=float8)
     scale = _options.softmax_scale(options.softmax_scale, head_dim, largest)
     scale *= factors.numbers[0] * factors.numbers[1]
-    masks = element_masks(extras)
-    bias = extras.get("bias")
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
+    query_descale, key_descale, value_descale = factors.arrays
+    operands = Operands(
+        query=query,
+        key=key,
+        value=value,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        cu_seqlens_checked=sequences is None or _on_host(sequences),
+        query_descale=query_descale,
+        key_descale=key_descale,
+        value_descale=value_descale,
+        seed=0 if seed is None else seed,
+        **extras,
+    )
+    bias = operands.bias
     problem = Problem(
         dtype=dtype,
         batch=batch,
@@ -118,28 +132,13 @@ def bind(
         dropout_p=dropout_p,
         varlen=cu_seqlens is not None,
         extras=frozenset(extras),
-        masks=len(masks),
+        masks=sum(mask is not None for mask in operands.masks),
         bias_dtype=None if bias is None else FLOAT_DTYPES[bias.dtype],
         bias_shape=() if bias is None else tuple(bias.shape),
-        mask_shape=mask_shape(extras, scores),
-        score_mod=_score_source(extras.get("score_mod"), place),
+        mask_shape=mask_shape(operands, scores),
+        score_mod=_score_source(operands.score_mod, place),
         out_dtype=out_dtype(options.out_dtype, query.dtype, is_float8=float8),
         value_scale=factors.numbers[2],
-    )
-    cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
-    query_descale, key_descale, value_descale = factors.arrays
-    operands = Operands(
-        query=query,
-        key=key,
-        value=value,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        cu_seqlens_checked=sequences is None or _on_host(sequences),
-        query_descale=query_descale,
-        key_descale=key_descale,
-        value_descale=value_descale,
-        seed=0 if seed is None else seed,
-        **extras,
     )
     if out is not None:
         shape = layout.users_shape((*query.shape[:-1], value.shape[-1]))

@@ -14,11 +14,12 @@ import secrets
 import sys
 import tempfile
 import threading
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from cupyflash._cuda.warn import warn_once
 
 __all__ = [
     "Cubin",
@@ -50,7 +51,6 @@ class Cubin:
 _guard = threading.Lock()
 _key_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _unstored: dict[str, Cubin] = {}
-_warned = False
 
 
 def path() -> Path:
@@ -198,14 +198,8 @@ def save_failed(source: str) -> Path | None:
 
 
 def _warn(error: OSError) -> None:
-    global _warned
-    with _guard:
-        if _warned:
-            return
-        _warned = True
-    warnings.warn(
+    warn_once(
+        "cache",
         f"the kernel cache {path()} cannot be used ({error}): kernels are compiled again in every"
         " process. Set CUPYFLASH_CACHE_DIR to a writable folder.",
-        RuntimeWarning,
-        stacklevel=2,
     )

@@ -9,8 +9,6 @@ the sources that plan and compute, and is not used once they have changed.
 from __future__ import annotations
 
 import json
-import threading
-import warnings
 from dataclasses import asdict
 from functools import cache as cached
 from pathlib import Path
@@ -22,6 +20,7 @@ from cupyflash._cuda.source import kernels_root
 from cupyflash._cuda.tiles_mma import MmaBackwardTile, MmaForwardTile
 from cupyflash._cuda.tiles_wgmma import WgmmaTile
 from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile
+from cupyflash._cuda.warn import warn_once
 from cupyflash._problem import Problem
 from cupyflash.tiling import Tiling
 
@@ -35,9 +34,6 @@ _KINDS: dict[str, Any] = {
 }
 _ROWS = 128  # of a typical tile
 _FULL = 3  # bits of the number of tiles a multiprocessor has: four and more are all alike
-
-_guard = threading.Lock()
-_warned = False
 
 
 def find(engine: str, direction: str, problem: Problem, device: Device) -> Tile | None:
@@ -143,13 +139,4 @@ def _sources() -> str:
 
 
 def _warn(text: str) -> None:
-    global _warned
-    with _guard:
-        if _warned:
-            return
-        _warned = True
-    warnings.warn(
-        f"{text}. `python -m cupyflash clear-cache` removes what is remembered.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    warn_once("tuned", f"{text}. `python -m cupyflash clear-cache` removes what is remembered.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cupyflash._cuda import cache
+from cupyflash._cuda import cache, warn
 
 DATA = bytes(range(256)) * 64
 KEY = cache.key_of(["stub"])
@@ -19,7 +19,7 @@ KEY = cache.key_of(["stub"])
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", False)
+    monkeypatch.setattr(warn, "_given", set())
     monkeypatch.setattr(cache, "_unstored", {})
     return tmp_path / "cache"
 

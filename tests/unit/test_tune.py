@@ -14,7 +14,7 @@ import pytest
 
 from cupyflash import _validate
 from cupyflash.__main__ import main
-from cupyflash._cuda import tuned
+from cupyflash._cuda import tuned, warn
 from cupyflash._cuda.candidates import candidates
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, engine_of, runs_on
@@ -33,7 +33,7 @@ TILES = [Tiling(16, 16), Tiling(32, 16), Tiling(64, 16), Tiling(16, 32)]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuned, "_warned", False)
+    monkeypatch.setattr(warn, "_given", set())
     monkeypatch.setattr(tune, "candidates", lambda *call: TILES)
 
 

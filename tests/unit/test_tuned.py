@@ -17,7 +17,7 @@ import pytest
 import cupyflash
 from cupyflash import _engines
 from cupyflash._arrays import Place
-from cupyflash._cuda import backward, cache, forward, plan_mma, tuned
+from cupyflash._cuda import backward, cache, forward, plan_mma, tuned, warn
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.tiles_mma import MmaBackwardTile, MmaForwardTile
 from cupyflash._problem import Problem
@@ -32,7 +32,7 @@ BACKWARD = MmaBackwardTile(64, 64, 4, 2, 1)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuned, "_warned", False)
+    monkeypatch.setattr(warn, "_given", set())
     return tmp_path / "cache"
 
 
