@@ -86,11 +86,11 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
     """Every tile that fits; dV before dS or after it; warpgroups that share keys or roles."""
     del problem
-    for block_m, block_n, stages, grad_out_stages, early in product(
-        QUERY_WIDTHS, (64, 128, 192), (2, 3), (1, 2, 3), (True, False)
+    ways = ((False, False), (False, True), (True, False))
+    for block_m, block_n, stages, grad_out_stages, early, (roles, direct) in product(
+        QUERY_WIDTHS, (64, 128, 192), (2, 3), (1, 2, 3), (True, False), ways
     ):
-        yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early)
-        yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, True)
+        yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, roles, direct)
 
 
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {

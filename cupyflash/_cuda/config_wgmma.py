@@ -94,6 +94,7 @@ class WgmmaBackwardConfig:
     grad_out_stages: int
     early: bool
     roles: bool
+    direct: bool
     load_width: int
     store_width: int
     raw_scores: bool

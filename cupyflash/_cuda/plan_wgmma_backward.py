@@ -123,6 +123,7 @@ def plan_backward(
         grad_out_stages=tile.grad_out_stages,
         early=tile.early,
         roles=tile.roles,
+        direct=tile.roles or tile.direct,
         load_width=access_width(vector_bytes, _ITEMSIZE, problem.head_dim_v),
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         raw_scores=problem.softcap is None and scale_can_wait(problem),

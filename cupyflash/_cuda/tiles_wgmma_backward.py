@@ -37,7 +37,7 @@ class WgmmaBackwardTile:
 
     If it is, dV's product runs while dS is formed, and the exponentials beside dP's, but both
     operands take registers beside the scores. With `roles` two warpgroups share 64 keys: one makes
-    dV, the other dK.
+    dV, the other dK. With `direct`, and with roles, dQ is added from registers.
     """
 
     block_m: int
@@ -46,6 +46,7 @@ class WgmmaBackwardTile:
     grad_out_stages: int
     early: bool
     roles: bool = False
+    direct: bool = False
 
     @property
     def consumers(self) -> int:
@@ -69,7 +70,7 @@ class WgmmaBackwardTile:
         columns += self.block_m * (self.stages * query + self.grad_out_stages * value)
         score_tiles = 1 if self.roles else _SCORE_TILES
         columns += score_tiles * self.block_n * _round_up(self.block_m, _PANEL)
-        handed = self.block_m * (self.block_n if self.roles else query)
+        handed = self.block_m * (self.block_n if self.roles else 0 if self.direct else query)
         return first + _ITEMSIZE * columns + _FLOAT32_BYTES * handed
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:

@@ -3,6 +3,7 @@
 
 #include "arch/bulk.cuh"
 #include "arch/named_barrier.cuh"
+#include "arch/reduce.cuh"
 #include "attention/mask_mma.cuh"
 #include "attention/query_sums.cuh"
 #include "attention/score_mma.cuh"
@@ -22,6 +23,7 @@ struct BackwardConsumer {
   using Pipeline = BackwardPipeline<config>;
   using Walk = BackwardWalk<config>;
   static constexpr int n_tiles = Shape::n_tiles;
+  static constexpr int turn_barrier = 1;
 
   const WgmmaBackwardParams& params;
   Pipeline pipeline;
@@ -46,6 +48,15 @@ struct BackwardConsumer {
     for (int step = 0; step < n_tiles / 2; ++step) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) all |= result.at[step][0][e];
+    }
+    store_shared(pipeline.scratch(), all);
+  }
+  __device__ void hold_back(const Scores& result) const {
+    unsigned all = 0;
+#pragma unroll
+    for (int j = 0; j < n_tiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) all |= __float_as_uint(result.at[0][j][e]);
     }
     store_shared(pipeline.scratch(), all);
   }
@@ -125,6 +136,34 @@ struct BackwardConsumer {
       }
     }
   }
+
+  /// Adds a warp's part of dQ to global memory; with `deterministic` in this key tile's turn.
+  template <int sum_tiles>
+  __device__ void add_sums(const MmaFragment<1, sum_tiles>& sums, int row, int panel,
+                           const Walk& walk) const {
+    const int64 pair = walk.pair(params);
+    begin_turn(pair, walk);
+    float* const target = params.sums_of(pair, walk.first_query(), config.sum_dim());
+    put_sums(sums, row, panel, [&](int offset, float4 four) { reduce_add(target + offset, four); });
+    end_turn(pair, walk);
+  }
+
+  /// By all consumers, whatever they add.
+  __device__ void begin_turn(int64 pair, const Walk& walk) const {
+    if constexpr (config.deterministic) {
+      if (is_first()) await_turn(walk.turns(params, pair), walk.own_turn());
+      await_barrier<128 * config.consumers()>(turn_barrier);
+    }
+  }
+  __device__ void end_turn(int64 pair, const Walk& walk) const {
+    if constexpr (config.deterministic) {
+      await_barrier<128 * config.consumers()>(turn_barrier);
+      if (is_first()) cupyflash::end_turn(walk.turns(params, pair));
+    }
+  }
+
+  /// One thread of all consumers.
+  __device__ static bool is_first() { return threadIdx.x == 128; }
 
   /// dS^T to shared memory, where products see it after a barrier.
   __device__ void share(const Operand& ds, unsigned count) const {

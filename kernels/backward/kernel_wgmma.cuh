@@ -38,7 +38,7 @@ __device__ void backward_wgmma(const WgmmaBackwardParams& params) {
   if (warpgroup == 0) {
     release_registers<Shares::producer>();
     if (threadIdx.x == 0) BackwardProducer<config>{params, pipeline}.run();
-    if (!config.roles && threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
+    if (!config.direct && threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
   } else {
     claim_registers<Shares::consumer>();
     consume<config>(params, pipeline, warp - 4);

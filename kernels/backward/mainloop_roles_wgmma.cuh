@@ -11,53 +11,17 @@
 // dQ is added to global memory from registers: shared memory has no room for it.
 #pragma once
 
-#include "arch/reduce.cuh"
 #include "backward/consumer_wgmma.cuh"
 
 namespace cupyflash {
 
-/// Barriers by number.
-struct RoleBarriers {
-  static constexpr int handed = 1, shared = 2, turn = 3;
-  static constexpr int threads = 256;
-};
-
 template <WgmmaBackwardConfig config>
 struct BackwardRole : BackwardConsumer<config> {
-  using Base = BackwardConsumer<config>;
-  using Base::params, Base::pipeline, Base::warp_row;
+  static constexpr int threads = 256;
+  static constexpr int handed_barrier = 2;  // P^T is there for the other role
+  static constexpr int shared_barrier = 3;  // dS is there
   static constexpr int panels = config.sum_dim() / 64;
-  static_assert(config.early && config.block_m == 64 && config.block_n == 64);
-
-  /// Adds a warp's part of dQ to global memory; with `deterministic` in this key tile's turn.
-  template <int sum_tiles>
-  __device__ void add_sums(const MmaFragment<1, sum_tiles>& sums, int panel,
-                           const BackwardWalk<config>& walk) const {
-    const int64 pair = walk.pair(params);
-    begin_turn(pair, walk);
-    float* const target = params.sums_of(pair, walk.first_query(), config.sum_dim());
-    Base::put_sums(sums, warp_row, panel,
-                   [&](int offset, float4 four) { reduce_add(target + offset, four); });
-    end_turn(pair, walk);
-  }
-
-  /// By both warpgroups, whatever they add.
-  __device__ void begin_turn(int64 pair, const BackwardWalk<config>& walk) const {
-    if constexpr (config.deterministic) {
-      if (is_first()) await_turn(walk.turns(params, pair), walk.own_turn());
-      await_barrier<RoleBarriers::threads>(RoleBarriers::turn);
-    }
-  }
-  __device__ void end_turn(int64 pair, const BackwardWalk<config>& walk) const {
-    if constexpr (config.deterministic) {
-      await_barrier<RoleBarriers::threads>(RoleBarriers::turn);
-      if (is_first()) cupyflash::end_turn(walk.turns(params, pair));
-    }
-  }
-
- private:
-  /// One thread of the block.
-  __device__ static bool is_first() { return threadIdx.x == 128; }
+  static_assert(config.early && config.direct && config.block_m == 64 && config.block_n == 64);
 };
 
 /// S^T, P^T, dV.
@@ -95,7 +59,7 @@ struct BackwardValueRole : BackwardRole<config> {
     const auto grad_out_at = Pipeline::GradOutPosition::after(count);
     pipeline.grad_out_full(grad_out_at).wait(grad_out_at.round);
     this->start_sums(grad_value, p, pipeline.grad_out(grad_out_at));
-    await_barrier<RoleBarriers::threads>(RoleBarriers::shared);
+    await_barrier<Base::threads>(Base::shared_barrier);
     await_products<0>();
     settle(grad_value);
     this->release(pipeline.grad_out_empty(grad_out_at));
@@ -104,7 +68,7 @@ struct BackwardValueRole : BackwardRole<config> {
       this->start_query_sums(grad_query, pipeline.score(count), 0, 0);
       await_products<0>();
       settle(grad_query);
-      this->add_sums(grad_query, 0, walk);
+      this->add_sums(grad_query, this->warp_row, 0, walk);
     } else {
       this->begin_turn(walk.pair(params), walk);
       this->end_turn(walk.pair(params), walk);
@@ -117,7 +81,7 @@ struct BackwardValueRole : BackwardRole<config> {
       const float (&four)[4] = p.at[0][j];
       store_shared(pipeline.handed() + j * 2048, make_float4(four[0], four[1], four[2], four[3]));
     }
-    arrive_at_barrier<RoleBarriers::threads>(RoleBarriers::handed);
+    arrive_at_barrier<Base::threads>(Base::handed_barrier);
   }
 };
 
@@ -155,7 +119,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     settle(slopes);
     this->release(pipeline.grad_out_empty(Pipeline::GradOutPosition::after(count)));
     pipeline.query_full(query_at).wait(query_at.round);
-    await_barrier<RoleBarriers::threads>(RoleBarriers::handed);
+    await_barrier<Base::threads>(Base::handed_barrier);
     typename Base::Operand ds;
 #pragma unroll
     for (int j = 0; j < Base::n_tiles; ++j) {
@@ -165,7 +129,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     }
     this->share(ds, count);
     this->start_sums(grad_key, ds, pipeline.query(query_at));
-    await_barrier<RoleBarriers::threads>(RoleBarriers::shared);
+    await_barrier<Base::threads>(Base::shared_barrier);
 
     MmaFragment<1, panels * 8> grad_query;
     this->start_query_sums(grad_query, pipeline.score(count), 0, first_panel);
@@ -174,7 +138,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     this->release(pipeline.query_empty(query_at));
     await_products<0>();
     settle(grad_query);
-    this->add_sums(grad_query, first_panel, walk);
+    this->add_sums(grad_query, this->warp_row, first_panel, walk);
   }
 };
 

@@ -27,6 +27,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
   using Walk = typename Base::Walk;
   using Base::params, Base::pipeline, Base::warp_row, Base::n_tiles;
   static constexpr bool early = config.early;
+  static constexpr int shared_barrier = 2;
   static_assert(early || !config.softcap, "P^T is gone when it is rounded late");
 
   // A warpgroup has 64 queries of dQ and all columns or, where there are more warpgroups than that,
@@ -48,7 +49,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
         find_probabilities(state, walk);
         GradQuery grad_query;  // of this query tile alone
         start_gradients(state, grad_query);
-        end_gradients(state, grad_query);
+        end_gradients(state, grad_query, walk);
         ++state.count;
       }
     }
@@ -83,7 +84,11 @@ struct BackwardMainloop : BackwardConsumer<config> {
     await_products<1>();
     settle(state.scores);
     this->exponentiate(state.scores, state.p, walk, state.count);
-    if constexpr (early) this->hold_back(state.p);
+    if constexpr (early) {
+      this->hold_back(state.p);
+    } else {
+      this->hold_back(state.scores);
+    }
     await_products<0>();
     settle(state.slopes);
     settle(state.scores);
@@ -100,7 +105,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     this->start_sums(state.grad_value, state.p, pipeline.grad_out(grad_out_at));
     if constexpr (early) differentiate(state);
     this->share(state.ds, state.count);
-    await_barrier<128 * config.consumers()>(1);
+    await_barrier<128 * config.consumers()>(shared_barrier);
     await_products<0>();
     settle(state.grad_value);
     this->release(pipeline.grad_out_empty(grad_out_at));
@@ -110,10 +115,14 @@ struct BackwardMainloop : BackwardConsumer<config> {
   }
 
   /// Takes what `start_gradients` has started.
-  __device__ void end_gradients(State& state, GradQuery& grad_query) const {
+  __device__ void end_gradients(State& state, GradQuery& grad_query, const Walk& walk) const {
     await_products<1>();
     settle(grad_query);
-    stage(grad_query, state.count);
+    if constexpr (config.direct) {
+      this->add_sums(grad_query, sum_row(), col_part() * sum_panels, walk);
+    } else {
+      stage(grad_query, state.count);
+    }
     await_products<0>();
     settle(state.grad_key);
     this->release(pipeline.query_empty(Pipeline::QueryPosition::after(state.count)));
@@ -130,12 +139,14 @@ struct BackwardMainloop : BackwardConsumer<config> {
   /// Of this warpgroup among those that share dQ.
   __device__ int row_part() const { return warp_row / 64 / col_parts; }
   __device__ int col_part() const { return warp_row / 64 % col_parts; }
+  /// First row of this warp in the query tile, of its part of dQ.
+  __device__ int sum_row() const { return row_part() * 64 + warp_row % 64; }
 
   /// Hands this warp's part of dQ to the reducer, in the order of the sums in global memory.
   __device__ void stage(const GradQuery& grad_query, unsigned count) const {
     const unsigned target = pipeline.sums();
     pipeline.sums_empty().wait((count & 1) ^ 1);
-    Base::put_sums(grad_query, row_part() * 64 + warp_row % 64, col_part() * sum_panels,
+    Base::put_sums(grad_query, sum_row(), col_part() * sum_panels,
                    [&](int offset, float4 four) { store_shared(target + 4 * offset, four); });
     publish_shared();
     this->release(pipeline.sums_full());

@@ -24,7 +24,7 @@ struct WgmmaBackwardShape {
   using ValueSums = MmaFragment<1, config.head_dim_v / 8>;
 
   // Barriers; a word a thread; statistics; then tiles, which start at multiples of 1024: K, V, Q,
-  // dO, dS twice, dQ in float32. With roles, dS once, P in float32.
+  // dO, dS twice, dQ in float32 unless it is added directly. With roles, dS once, P in float32.
   static constexpr int barrier_bytes = 512;
   static constexpr int statistics_offset = barrier_bytes + 4 * config.threads();
   static constexpr int statistics_bytes = 8 * config.block_m;
@@ -38,7 +38,9 @@ struct WgmmaBackwardShape {
   static constexpr int sums_offset = score_offset + score_tiles * ScoreTile::bytes;
   static constexpr int sums_bytes = 4 * config.block_m * config.sum_dim();
   static constexpr int handed_bytes = 4 * config.block_m * config.block_n;
-  static constexpr int bytes = sums_offset + (config.roles ? handed_bytes : sums_bytes);
+  static constexpr int bytes = sums_offset + (config.roles    ? handed_bytes
+                                              : config.direct ? 0
+                                                              : sums_bytes);
 };
 
 /// A tile's `full` phase ends when it is there, its `empty` phase when all who read it have done

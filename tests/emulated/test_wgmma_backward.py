@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupyflash._cuda import backward
+from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile
 from tests.cases import Shape
 from tests.emulator.device import Launcher
 from tests.harness import call, check, draw, same_bits
@@ -52,6 +54,31 @@ def test_gradients(rng: Any, case: str) -> None:
     arguments = draw(rng, shape, dtype, features)
     deterministic = [*CASES].index(case) % 2 == 1
     check("wgmma", **arguments, **options, deterministic=deterministic)
+
+
+# Queries, keys, stages, those of grad_out, P rounded at once, roles, dQ added directly.
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "tile"),
+    [
+        (128, WgmmaBackwardTile(64, 128, 3, 1, True, False, True)),
+        (96, WgmmaBackwardTile(64, 128, 2, 3, False)),
+        (64, WgmmaBackwardTile(128, 128, 2, 2, False, False, True)),
+        (64, WgmmaBackwardTile(64, 64, 2, 2, True)),
+    ],
+)
+def test_tiles_that_tuning_tries(
+    rng: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    head_dim: int,
+    tile: WgmmaBackwardTile,
+    deterministic: bool,
+) -> None:
+    monkeypatch.setattr(backward.tuned, "find", lambda *call: tile if "backward" in call else None)
+    backward._prepare.cache_clear()
+    arguments = draw(rng, Shape(1, 140, 150, 1, 1, head_dim, head_dim), "bfloat16", ["causal"])
+    check("wgmma", **arguments, deterministic=deterministic)
+    backward._prepare.cache_clear()
 
 
 def test_queries_that_see_nothing_may_hold_anything(rng: Any) -> None:

@@ -56,6 +56,7 @@ def test_tuning_has_other_tiles_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
     tiles = candidates("wgmma", "backward", problem_of(128, 128), HOPPER)
     assert WgmmaBackwardTile(64, 128, 3, 2, True) in tiles
+    assert WgmmaBackwardTile(64, 128, 3, 3, True, False, True) in tiles
     assert BACKWARD_TILES[128][0] not in tiles
 
 
