@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from cupyflash._options import integer
 from cupyflash.chainer.function import flash_attention
 
 __all__ = ["FlashAttention"]
@@ -26,8 +27,14 @@ class FlashAttention(chainer.Link):
         Its `dropout_p`; takes part where ``chainer.config.train`` is set.
     sinks : int, optional
         Number of query heads; gives each a learnt sink, the float32 parameter ``sinks``.
-    initial_sinks : initializer, default 0
-        Of that parameter.
+    initial_sinks : initializer, optional
+        Of that parameter; None = 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `sinks` is no positive integer, or `initial_sinks` is given without it. The other options
+        are checked where they are used.
     """
 
     def __init__(
@@ -39,7 +46,7 @@ class FlashAttention(chainer.Link):
         softcap: float | None = None,
         dropout: float = 0.0,
         sinks: int | None = None,
-        initial_sinks: Any = 0,
+        initial_sinks: Any = None,
         layout: str = "bshd",
         engine: str | None = None,
         tiling: Any = None,
@@ -54,10 +61,18 @@ class FlashAttention(chainer.Link):
             "deterministic": deterministic, "double_backward": double_backward,
         }  # fmt: skip
         self.sinks = None
-        if sinks is not None:
+        if sinks is None:
+            if initial_sinks is not None:
+                raise ValueError(
+                    "initial_sinks needs sinks, the number of query heads, to be given"
+                )
+        else:
+            if integer(sinks, "sinks") < 1:
+                raise ValueError(f"sinks must be the number of query heads, got {sinks!r}")
             with self.init_scope():
                 initial = np.empty(sinks, np.float32)  # whatever chainer.config.dtype is
-                chainer.initializers._get_initializer(initial_sinks)(initial)
+                initializer = 0 if initial_sinks is None else initial_sinks
+                chainer.initializers._get_initializer(initializer)(initial)
                 self.sinks = chainer.Parameter(initial)
 
     def forward(self, q: Any, k: Any, v: Any, **arrays: Any) -> Variable:

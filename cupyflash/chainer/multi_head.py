@@ -9,6 +9,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from cupyflash._arrays import as_boolean, describe, place_of, require_place
+from cupyflash._options import integer
 from cupyflash.chainer.errors import invalid_type
 from cupyflash.chainer.link import FlashAttention
 
@@ -78,8 +79,10 @@ class MultiHeadAttention(chainer.Chain):
             ("embed_dim", embed_dim, num_heads),
             ("num_heads", num_heads, num_heads_kv),
         ):
-            if part < 1 or whole % part:
-                raise ValueError(f"{name} must be a multiple of the heads, got {whole} and {part}")
+            if integer(part, "num_heads") < 1 or integer(whole, name) < 1 or whole % part:
+                raise ValueError(
+                    f"{name} must be a multiple of the heads, both positive, got {whole} and {part}"
+                )
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {tuple(_LAYOUTS)}, got {layout!r}")
         self.num_heads, self.num_heads_kv = num_heads, num_heads_kv

@@ -231,3 +231,23 @@ def test_nothing_to_attend_to(rng):
     out.backward()
     assert not x.grad.any() and key.grad.shape == key.shape
     np.testing.assert_array_equal(link.out.b.grad, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: FlashAttention(sinks=0), ValueError, "sinks"),
+        (lambda: FlashAttention(sinks=-1), ValueError, "sinks"),
+        (lambda: FlashAttention(sinks="a"), TypeError, "sinks"),
+        (lambda: FlashAttention(sinks=True), TypeError, "sinks"),
+        (lambda: FlashAttention(initial_sinks=1), ValueError, "initial_sinks"),
+        (lambda: MultiHeadAttention(8, 2, initial_sinks=1), ValueError, "initial_sinks"),
+        (lambda: MultiHeadAttention(0, 1), ValueError, "embed_dim"),
+        (lambda: MultiHeadAttention(8, 2.0), TypeError, "num_heads"),
+        (lambda: MultiHeadAttention("8", 2), TypeError, "embed_dim"),
+        (lambda: MultiHeadAttention(8, 4, num_heads_kv=3), ValueError, "num_heads"),
+    ],
+)
+def test_sizes_that_are_none_are_named(make, error, named):
+    with pytest.raises(error, match=named):
+        make()
