@@ -54,6 +54,7 @@ class MmaForwardConfig:
     score_mod: bool
     bias_width: int
     exact_softcap: bool
+    trial: bool
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class MmaBackwardConfig:
     bias_shared: bool
     grad_bias_dtype: str
     deterministic: bool
+    trial: bool
 
 
 @dataclass(frozen=True)

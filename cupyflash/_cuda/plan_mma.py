@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
+from cupyflash._cuda import trial
 from cupyflash._cuda.config import constant, score_features
 from cupyflash._cuda.config_mma import (
     MMA_BACKWARD_PARAMS,
@@ -372,6 +373,7 @@ def _common(
         "raw_scores": _raw_scores(problem),
         "bias_width": bias_width,
         "exact_softcap": (problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
+        "trial": trial.enabled(),
         **score_features(problem),
     }
 

@@ -22,7 +22,7 @@ from cupyflash._cuda.engines import PLANNERS, engine_of
 from cupyflash._engines import select
 from cupyflash.bench import decode as decode_bench
 from cupyflash.bench import features as feature_bench
-from cupyflash.bench import report
+from cupyflash.bench import flex_peer, report
 from cupyflash.bench.inputs import Inputs, draw
 from cupyflash.bench.peers import PEERS, Contender, Ours
 from cupyflash.bench.runner import Result, Stopwatch, race
@@ -81,10 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         nargs="*",
-        choices=("all", *PEERS),
+        choices=("all", *PEERS, flex_peer.NAME),
         default=["all"],
         metavar="PEER",
-        help=f"default: all, which are {', '.join(PEERS)}; what is not installed is left out",
+        help=f"default: all, which are {', '.join(PEERS)}, with --features {flex_peer.NAME};"
+        " what is not installed is left out",
     )
     parser.add_argument("--rounds", type=_positive, default=5, help="turns of each; default: 5")
     parser.add_argument(
@@ -105,7 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--features",
         action="store_true",
-        help="time our features beside the call without them, and FlexAttention if it is here",
+        help=f"time our features beside the call without them, and beside {flex_peer.NAME},"
+        " PyTorch's FlexAttention",
     )
     parser.add_argument(
         "--decode",
@@ -146,6 +148,8 @@ def bench(
     """
     if tune and (json_path or plot_path):
         sys.exit("cupyflash: --tune prints a table and remembers; it has no --json and no --plot")
+    if flex_peer.NAME in peers and not features:
+        sys.exit(f"cupyflash: {flex_peer.NAME} takes part in --features alone")
     if plot_path is not None and find_spec("matplotlib") is None:
         sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
     if dtype == "float8_e4m3fn":  # no backward, and no tiles to remember
@@ -222,10 +226,11 @@ def time_features(
     stopwatch: Stopwatch,
     json_path: Path | None,
 ) -> None:
-    """Time every feature beside the same call without it; FlexAttention too unless no peers."""
-    missing = feature_bench.flex_missing() if peers else "no peers asked for"
+    """Time every feature beside the same call without it; torch-flex too, if it is wanted."""
+    wanted = "all" in peers or flex_peer.NAME in peers
+    missing = flex_peer.missing() if wanted else "not asked for"
     if missing:
-        print(f"left out: {feature_bench.FLEX}: {missing}", file=sys.stderr)
+        print(f"left out: {flex_peer.NAME}: {missing}", file=sys.stderr)
     results: list[feature_bench.FeatureResult] = []
     for workload in workloads:
         print(f"{gpu.name}: {workload.name}, {workload.dtype}\n{feature_bench.header()}")

@@ -30,6 +30,7 @@ struct MmaForwardConfig {
   bool score_mod;
   int bias_width;      // elements that one load of the bias moves
   bool exact_softcap;  // by the library's tanh
+  bool trial;          // work on scores under both products, a way that no GPU has run yet
 
   __device__ constexpr int threads() const { return 32 * warps; }
 
@@ -38,6 +39,11 @@ struct MmaForwardConfig {
   /// Whether scores may be of any size: differences are then taken before they are multiplied, as
   /// a product is off by more than 1 for large ones.
   __device__ constexpr bool unbounded() const { return bias || score_mod; }
+  /// Whether a capped score is left as what it is linear in: -1 / (1 + exp(2 x / softcap)), to be
+  /// multiplied by 2 softcap and added to softcap.
+  __device__ constexpr bool folded_cap() const {
+    return trial && softcap && !exact_softcap && !alibi && !bias && !score_mod;
+  }
   /// Whether masks say element by element which scores are hidden.
   __device__ constexpr bool masked() const { return masks > 0 || block_mask; }
 };
@@ -71,6 +77,7 @@ struct MmaBackwardConfig {
   bool bias_shared;          // several scores add to one element of its gradient
   DataType grad_bias_dtype;  // as the gradient is written, or added to: float32
   bool deterministic;        // blocks add to a query tile in the order of their keys
+  bool trial;                // ways that no GPU has run yet
 
   __device__ constexpr int warps() const { return key_warps * query_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
@@ -82,6 +89,11 @@ struct MmaBackwardConfig {
   /// Whether scores may be of any size: differences are then taken before they are multiplied, as
   /// a product is off by more than 1 for large ones.
   __device__ constexpr bool unbounded() const { return bias || score_mod; }
+  /// Whether a capped score is left as what it is linear in: -1 / (1 + exp(2 x / softcap)), to be
+  /// multiplied by 2 softcap and added to softcap.
+  __device__ constexpr bool folded_cap() const {
+    return trial && softcap && !exact_softcap && !alibi && !bias && !score_mod;
+  }
   /// Whether masks say element by element which scores are hidden.
   __device__ constexpr bool masked() const { return masks > 0 || block_mask; }
 };

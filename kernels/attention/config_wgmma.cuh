@@ -65,6 +65,8 @@ struct WgmmaBackwardConfig {
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
   /// Columns of dq's float32 sums: whole panels of shared memory.
   __device__ constexpr int sum_dim() const { return (head_dim + 63) / 64 * 64; }
+  /// As in MmaBackwardConfig: here capped scores are formed.
+  __device__ constexpr bool folded_cap() const { return false; }
 };
 
 }  // namespace cupyflash

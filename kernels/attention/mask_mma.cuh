@@ -3,6 +3,7 @@
 
 #include "attention/element_mask.cuh"
 #include "attention/key_range.cuh"
+#include "attention/mask_words.cuh"
 #include "tile/fragment_mma.cuh"
 
 namespace cupyflash {
@@ -41,6 +42,14 @@ __device__ void hide_unseen(MmaFragment<m_tiles, n_tiles>& scores, const Element
                             int first_row, int first_col) {
   constexpr int cols = 2 * n_tiles;  // of a lane
   static_assert(2 * m_tiles * cols <= 64);
+  using Words = MaskWords<transposed ? 16 * m_tiles : 8 * n_tiles>;
+  if constexpr (config.trial && config.masks == 1 && !config.block_mask && Words::possible) {
+    const Words words = {mask.masks[0], transposed ? first_row : first_col};
+    if (words.readable()) {
+      hide_by_words<transposed>(scores, words, transposed ? first_col : first_row);
+      return;
+    }
+  }
   uint64 seen = 0;
   // A row at a time: the loads of one are under way together, and the code stays short.
 #pragma unroll 1

@@ -6,6 +6,9 @@
 
 namespace cupyflash {
 
+/// What the derivative of a folded score, see `config_mma`, waits to be multiplied by.
+constexpr float folded_slope = 4.0f;
+
 /// A score, and its derivative by softmax_scale * (q . k).
 struct ScoreAndSlope {
   float value;
@@ -45,6 +48,9 @@ struct MmaScore {
       const float tangent = hyperbolic_tangent(product * scale * rate);
       // Of a hidden key, whose product is -inf, the tangent is NaN if the scale is 0.
       return {cap * tangent, fmaxf(1.0f - tangent * tangent, 0.0f)};
+    } else if constexpr (config.folded_cap()) {
+      const float folded = reciprocal_hardware(-1.0f - exp2_hardware(product * rate));
+      return {folded, fmaf(-folded, folded, -folded)};
     } else {
       const float inverse = reciprocal_hardware(1.0f + exp2_hardware(product * rate));
       return {fmaf(-2.0f * cap, inverse, cap), 4.0f * fmaf(-inverse, inverse, inverse)};

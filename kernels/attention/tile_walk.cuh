@@ -13,9 +13,8 @@ class TileWalk {
       : states_(states), end_(tiles.end), slot_(tiles.begin) {
     if constexpr (given) {
       fetch(tiles.begin);
-      int found = tiles.begin - 1;
 #pragma unroll
-      for (int k = 0; k <= ahead; ++k) tiles_[k] = found = find(found + 1, mixed_[k]);
+      for (int k = 0; k <= ahead; ++k) tiles_[k] = find(mixed_[k]);
     }
   }
 
@@ -38,7 +37,7 @@ class TileWalk {
         tiles_[k] = tiles_[k + 1];
         mixed_[k] = mixed_[k + 1];
       }
-      if (tiles_[ahead] < end_) tiles_[ahead] = find(tiles_[ahead] + 1, mixed_[ahead]);
+      tiles_[ahead] = find(mixed_[ahead]);
     }
   }
 
@@ -48,9 +47,9 @@ class TileWalk {
   int slot_;
   int tiles_[ahead + 1];
   bool mixed_[ahead + 1];
-  // States of 32 tiles from `first_` on, a bit each.
+  // States of 32 tiles from `first_` on, a bit each: those to come that are not hidden, and mixed.
   int first_;
-  unsigned shown_bits_;
+  unsigned left_;
   unsigned mixed_bits_;
 
   /// By whole warps, as is all that follows.
@@ -58,24 +57,21 @@ class TileWalk {
     const int mine = first + int(threadIdx.x & 31);
     const TileState state = mine < end_ ? states_.at(mine) : TileState::hidden;
     first_ = first;
-    shown_bits_ = __ballot_sync(0xffffffffu, state != TileState::hidden);
+    left_ = __ballot_sync(0xffffffffu, state != TileState::hidden);
     mixed_bits_ = __ballot_sync(0xffffffffu, state == TileState::mixed);
   }
 
-  /// The first tile from n on that is not hidden, at least `end`: none.
-  __device__ int find(int n, bool& mixed) {
-    mixed = false;
-    for (;;) {
-      if (n >= end_) return n;
-      if (n - first_ >= 32) fetch(n);
-      const unsigned left = shown_bits_ >> (n - first_);
-      if (left != 0) {
-        n += __ffs(left) - 1;
-        mixed = mixed_bits_ >> (n - first_) & 1;
-        return n;
-      }
-      n = first_ + 32;
+  /// The next tile that is not hidden, or the end.
+  __device__ int find(bool& mixed) {
+    while (left_ == 0) {
+      mixed = false;
+      if (first_ + 32 >= end_) return end_;
+      fetch(first_ + 32);
     }
+    const int bit = __ffs(left_) - 1;
+    left_ &= left_ - 1;
+    mixed = mixed_bits_ >> bit & 1;
+    return first_ + bit;
   }
 };
 

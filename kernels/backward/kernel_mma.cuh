@@ -48,7 +48,9 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
 
   const Mainloop mainloop{{shared_address(shared_memory),
                            visible_band<config.window>(attention, sequence), tile.first_row,
-                           config.raw_scores ? scale * log2e : log2e}};
+                           config.raw_scores     ? scale * log2e
+                           : config.folded_cap() ? 2.0f * float(attention.softcap) * log2e
+                                                 : log2e}};
   mainloop.load_keys(head_rows<Input>(common.key, common.key_strides, batch, sequence.first_key,
                                       tile.head, attention.head_dim),
                      head_rows<Input>(common.value, common.value_strides, batch, sequence.first_key,
@@ -76,7 +78,7 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
                                    tile.first_row / config.block_n),
          Dropout<config>(common, sequence, head),
          kept_share<config>(attention),
-         BiasGradient<config>(common, sequence, head, 1.0f / kept_share<config>(attention)),
+         BiasGradient<config>(common, sequence, head, gradient_factor<config>(attention, 1.0f)),
          batch,
          head},
         grad_key, grad_value);
@@ -89,7 +91,7 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
       head_rows<Output>(common.grad_key, common.grad_key_strides, place.sequence.batch,
                         place.sequence.first_key, place.head, attention.head_dim),
       place, mainloop.block.key_tile(), grad_key,
-      float(attention.softmax_scale) / kept_share<config>(attention));
+      gradient_factor<config>(attention, float(attention.softmax_scale)));
   write_key_gradient<config>(
       head_rows<Output>(common.grad_value, common.grad_value_strides, place.sequence.batch,
                         place.sequence.first_key, place.head, attention.head_dim_v),

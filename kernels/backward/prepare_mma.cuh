@@ -8,6 +8,7 @@
 #include "attention/online_softmax.cuh"
 #include "attention/params_mma.cuh"
 #include "attention/query_sums.cuh"
+#include "attention/score_mma.cuh"
 #include "backward/grad_sinks.cuh"
 
 namespace cupyflash {
@@ -39,6 +40,25 @@ struct QueryRow {
     return batch * strides.batch + row * strides.row + head * strides.head;
   }
 };
+
+/// What is left out of folded scores.
+template <auto config>
+__device__ float folded_cap(const Attention& attention) {
+  return config.folded_cap() ? float(attention.softcap) : 0.0f;
+}
+
+/// Dropout's 1 - p, by which D is multiplied; 1 where it leaves nothing.
+template <auto config>
+__device__ float kept_share(const Attention& attention) {
+  if (!config.dropout || attention.keep_factor == 0.0) return 1.0f;
+  return float(1.0 / attention.keep_factor);
+}
+
+/// `scale`, times what gradients of scores wait for until they are written.
+template <auto config>
+__device__ float gradient_factor(const Attention& attention, float scale) {
+  return scale * (config.folded_cap() ? folded_slope : 1.0f) / kept_share<config>(attention);
+}
 
 /// rowsum(grad_out * out), in all lanes of the row; to be called by whole warps.
 template <auto config>
@@ -112,7 +132,8 @@ __device__ void prepare_backward_mma(const MmaBackwardParams& params) {
       delta -= static_cast<const float*>(common.grad_lse)[row.offset(common.grad_lse_strides)];
     }
     float* statistics = params.statistics + (pair * params.rows + row.row) * 3;
-    statistics[0] = finite_shift(max) * (config.unbounded() ? 1.0f : log2e);
+    const float shift = finite_shift(max) - folded_cap<config>(common.attention);
+    statistics[0] = shift * (config.unbounded() ? 1.0f : log2e);
     statistics[1] = inverse_sum(sum);
     // Rows that see nothing: whatever grad_out and grad_lse hold must not matter.
     statistics[2] = sum == 0.0f ? 0.0f : delta;
@@ -125,21 +146,14 @@ __device__ void grad_sinks_mma(const MmaBackwardParams& params) {
   constexpr float log2e = 1.4426950408889634f;
   const Attention& attention = params.common.attention;
   sum_grad_sinks<float>(params.common, config.varlen, [&](int64 batch, int64 row, int head) {
-    const float sink = params.common.sinks[head * attention.sinks_stride];
+    const float sink =
+        params.common.sinks[head * attention.sinks_stride] - folded_cap<config>(attention);
     const int64 scratch = (batch * attention.num_heads + head) * params.rows + row;
     const float* statistics = params.statistics + scratch * 3;
     const float exponent =
         config.unbounded() ? (sink - statistics[0]) * log2e : sink * log2e - statistics[0];
     return exp2_hardware(exponent) * statistics[1] * statistics[2];
   });
-}
-
-/// Dropout's 1 - p, by which the gradients of scores are multiplied until they are written; 1 where
-/// it leaves nothing.
-template <auto config>
-__device__ float kept_share(const Attention& attention) {
-  if (!config.dropout || attention.keep_factor == 0.0) return 1.0f;
-  return float(1.0 / attention.keep_factor);
 }
 
 /// dq = softmax_scale * sums.
@@ -153,7 +167,7 @@ __device__ void convert_query_gradient(const MmaBackwardParams& params) {
   const QueryRow row(params, config.varlen);
   if (!row.exists) return;
 
-  const float scale = float(attention.softmax_scale) / kept_share<config>(attention);
+  const float scale = gradient_factor<config>(attention, float(attention.softmax_scale));
   const int64 scratch = (row.batch * attention.num_heads + row.head) * params.rows + row.row;
   using Sums = QuerySums<config.sum_dim()>;
   const float* sums = Sums{params.query_sums}.row(scratch);

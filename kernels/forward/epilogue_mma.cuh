@@ -30,7 +30,9 @@ __device__ void write_forward_mma(const ForwardParams& params, const TileIndex& 
       const float max = state.softmax.row_max[i][r];
       factor[i][r] = state.softmax.correction(state.softmax.shift[i][r],
                                               fmaxf(state.softmax.scaled(max), state.softmax.none));
-      row.row_max[0] = config.raw_scores ? max * unit : max;
+      row.row_max[0] = config.raw_scores     ? max * unit
+                       : config.folded_cap() ? fmaf(max, unit, float(params.attention.softcap))
+                                             : max;
       row.row_sum[0] = quad_total(state.softmax.row_sum[i][r]) * factor[i][r];
       if constexpr (config.sinks) factor[i][r] *= row.add_sink(0, sink);
       factor[i][r] *= inverse_sum(row.row_sum[0]);

@@ -44,7 +44,9 @@ __device__ void forward_mma(const ForwardParams& params) {
                                                   tile.head, tile.first_row / config.block_m),
                           Dropout<config>(params, sequence, tile.head),
                           tile.first_row};
-  const double scale = config.raw_scores ? attention.softmax_scale : 1.0;
+  const double scale = config.raw_scores     ? attention.softmax_scale
+                       : config.folded_cap() ? 2.0 * attention.softcap
+                                             : 1.0;
   MmaForwardState<config> state{
       MmaSoftmax<Mainloop::m_tiles, config.unbounded()>(float(scale * log2e))};
   mainloop.run(state);

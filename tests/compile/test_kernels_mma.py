@@ -46,6 +46,7 @@ EVERYTHING = {
 # Values that a block needs outside its inner loop alone, where all 255 registers are in use.
 MOST_SPILLED_BYTES = 48
 MOST_SPILLED_BYTES_WITH_FEATURES = 112
+MOST_SPILLED_BYTES_ON_TRIAL = 224
 
 
 def problem_of(head_dim: int, causal: bool, **options: object) -> Problem:
@@ -84,6 +85,22 @@ def test_one_feature(arch: str, head_dim: int, options: dict[str, object]) -> No
     problem, device = problem_of(head_dim, False, **options), Device.known(arch)
     check(plan_forward(problem, device), arch, MOST_SPILLED_BYTES_WITH_FEATURES)
     check(plan_backward(problem, device), arch, MOST_SPILLED_BYTES_WITH_FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("arch", "head_dim", "options"),
+    [*FEATURES[::2], ("sm_90a", 256, {"softcap": 30.0}), ("sm_90a", 32, DROPOUT)],
+    ids=str,
+)
+def test_one_feature_on_trial(
+    monkeypatch: pytest.MonkeyPatch, arch: str, head_dim: int, options: dict[str, object]
+) -> None:
+    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
+    problem, device = problem_of(head_dim, False, **options), Device.known(arch)
+    for plan_of in (plan_forward, plan_backward):
+        plan = plan_of.__wrapped__(problem, device)  # not what was planned without a trial
+        assert plan.config.trial
+        check(plan, arch, MOST_SPILLED_BYTES_ON_TRIAL)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -41,8 +41,8 @@ def test_every_feature_takes_turns_with_the_plain_call(rng: Any, direction: str)
 def test_each_feature_changes_the_result(rng: Any, feature: Any) -> None:
     workload = replace(SMALL, seqlen_q=700, seqlen_k=700, batch=2)
     inputs = make_inputs(workload, rng)
-    plain = features.Feature("plain", lambda *_: {})
-    outs = [features._ours(x, workload, inputs, None)["forward"]()() for x in (plain, feature)]
+    calls = ({}, False), (feature.options(workload, inputs), feature.varlen)
+    outs = [features._ours(*call, workload, inputs, None)["forward"]()() for call in calls]
     same = np.array_equal(outs[0].ravel(), outs[1].ravel())
     assert same == feature.varlen  # which is the same sequences, packed
 
@@ -73,6 +73,7 @@ def test_the_table_and_its_json() -> None:
                 "milliseconds": 3.0,
                 "plain_milliseconds": 2.0,
                 "flex_milliseconds": 4.0,
+                "flex_error": None,
                 "error": None,
                 "slow_down": 1.5,
             }
