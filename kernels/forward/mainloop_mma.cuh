@@ -79,12 +79,14 @@ struct MmaForwardMainloop {
   }
 
   __device__ void run(State& state) const {
-    // What no query of the tile sees may hold NaN, which 0 * NaN would spread: it is not loaded.
-    const Range valid_keys = band.seen_by_any({first_query, first_query + config.block_m});
-    const Range tiles = tiles_of(valid_keys, config.block_n);
+    const Range seen = band.seen_by_any({first_query, first_query + config.block_m});
+    const Range tiles = tiles_of(seen, config.block_n);
     state.sums.fill(0.0f);
     Walk walk(states, tiles);
     if (!walk.exists(0)) return;
+    // What no query of the tile sees may hold NaN, which 0 * NaN would spread: it is not loaded.
+    // Without a window that is the same for all tiles, and takes fewer registers when told so.
+    const Range valid_keys = config.window ? seen : band.seen_by_any({0, band.rows});
     const int warp_query = first_query + warp_row();
     Range unmasked = band.seen_by_all({warp_query, warp_query + Shape::warp_rows});
     // Rows that do not exist see nothing, as the others may.
