@@ -89,7 +89,7 @@ def test_one_feature(arch: str, head_dim: int, options: dict[str, object]) -> No
 
 @pytest.mark.parametrize(
     ("arch", "head_dim", "options"),
-    [*FEATURES[::2], ("sm_90a", 256, {"softcap": 30.0}), ("sm_90a", 32, DROPOUT)],
+    [*FEATURES[:4:3], ("sm_90a", 256, {"softcap": 30.0})],
     ids=str,
 )
 def test_one_feature_on_trial(
