@@ -89,7 +89,7 @@ __device__ void write_bias_gradient(const BiasGradient<config>& gradient, const 
   // four gets keys 8 q ... 8 q + 7, and that eight rows of a matrix lie in different banks.
   const int pair = lane >> 1 & 3;
   const int key = pair * 8 + ((lane / 8 + pair) & 3) * 2 + (lane & 1);
-  const bool aligned = gradient.strides.row % (16 / int(sizeof(Target))) == 0;
+  const bool aligned = gradient.strides.row % 8 == 0;  // of eight neighbours all exist, or none
 #pragma unroll 1
   for (int unit = warp_index(); unit < units; unit += config.warps()) {
     const int rows = unsigned(unit) % (config.block_m / 8),

@@ -24,6 +24,7 @@ CHOSEN = (
     r"what_some_queries_see.*\[(mma|wgmma)-\{'window': \(90",
     r"rows_that_see_no_key",
     r"tiles_that_nothing_meets",
+    r"gradients_of_a_whole_bias",
     r"a_scale_of_nothing",
     r"float8_feature_alone\[.*-(plain|varlen)\]",
     r"every_number_is_read_exactly",

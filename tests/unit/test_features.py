@@ -248,6 +248,14 @@ def test_bias_of_minus_infinity_hides(engine, rng):
     assert same_bits(result.out, masked.out) and same_bits(result.lse, masked.lse)
 
 
+@pytest.mark.parametrize("seqlen_k", [20, 84])  # multiples of 4, and of no more
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gradients_of_a_whole_bias_stay_in_their_rows(engine, rng, seqlen_k, dtype):
+    arguments = draw(rng, Shape(2, 9, seqlen_k, 2, 2, 16, 16), usual_dtype(engine))
+    bias = rng.normal(size=(2, 2, 9, seqlen_k)).astype(dtype)
+    check(engine, bias=bias, **arguments)
+
+
 # --- large and small numbers --------------------------------------------------------------------
 
 
