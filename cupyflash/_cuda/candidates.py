@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
+from cupyflash._cuda import trial
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, engine_of
 from cupyflash._cuda.tiles_mma import (
@@ -73,10 +74,12 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
-    """Two to four consumers; Q in registers or in shared memory; ways to fetch ahead."""
+    """Two to four consumers; Q in registers or in shared memory; on trial, ways to fetch ahead."""
     rows = (128, 192, 256)
     for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
         yield WgmmaTile(block_m, block_n, stages, kept)
+    if not trial.enabled():
+        return
     table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
     for tile, (query_tiles, keys, mixed) in product(table, _AHEAD):
         ahead = keys // tile.block_n
