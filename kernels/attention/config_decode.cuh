@@ -33,6 +33,7 @@ struct DecodeConfig {
   static constexpr bool score_mod = false;
   static constexpr DataType bias_dtype = DataType::float32;
 
+  __device__ constexpr bool folded_cap() const { return false; }  // see config_mma.cuh
   __device__ constexpr int warps() const { return row_warps * key_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
   __device__ constexpr int rows() const { return 16 * row_warps; }

@@ -48,7 +48,7 @@ def test_float8(head_dim: int) -> None:
         check(plan_forward(problem, HOPPER, tile))
 
 
-@pytest.mark.parametrize(("head_dim", "spilled"), [(128, 128), (256, 128)])
+@pytest.mark.parametrize(("head_dim", "spilled"), [(128, 128), (256, 160)])
 def test_float8_with_every_feature(head_dim: int, spilled: int) -> None:
     shape = (2, 999, 999, 4, 2, head_dim, head_dim)
     options = {"softcap": 3.0, "extras": frozenset({"sinks"}), "out_dtype": "float16"}
@@ -56,7 +56,7 @@ def test_float8_with_every_feature(head_dim: int, spilled: int) -> None:
     check(plan_forward(problem, HOPPER, None, 16, 2), spilled)
 
 
-@pytest.mark.parametrize(("head_dim", "spilled"), [(64, 4), (256, 64)])
+@pytest.mark.parametrize(("head_dim", "spilled"), [(64, 4), (256, 96)])
 def test_every_feature(head_dim: int, spilled: int) -> None:
     """Stores element by element, and scores that are more than products."""
     problem = problem_of(head_dim, True, softcap=3.0, extras=frozenset({"sinks"}))
