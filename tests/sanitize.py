@@ -4,6 +4,7 @@ For each tool among memcheck, racecheck, synccheck and initcheck::
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.sanitize
 
+With ``CUPYFLASH_TRIAL=1`` the kernels on trial are watched in place of those that they replace.
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
 """
@@ -17,7 +18,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from cupyflash import BlockMask, flash_attention_backward, flash_attention_forward
+from cupyflash import (
+    BlockMask,
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_forward,
+    flash_attention_with_kvcache,
+    quantize_fp8,
+)
 from cupyflash import flash_attention_varlen_forward as varlen_forward
 from cupyflash.errors import UnsupportedError
 
@@ -52,7 +60,8 @@ def main() -> None:
             try:
                 _, saved = flash_attention_forward(query, key, value, engine=engine, **options)
                 flash_attention_backward(grad_out, saved, dlse=cupy.ones_like(saved.lse))
-                calls += 2
+                flash_attention_backward(grad_out, saved, deterministic=True)
+                calls += 3
                 if "block_mask" in options:
                     continue
                 options = {name: several(x) for name, x in options.items()}
@@ -61,14 +70,52 @@ def main() -> None:
                 calls += 2
             except UnsupportedError:
                 continue
+    calls += watch_caches() + watch_float8()
     cupy.cuda.runtime.deviceSynchronize()
     print(f"{calls} calls watched")
+
+
+def watch_caches() -> int:
+    """Steps of generation with one new token and with several, in one piece and in pages."""
+    batch, heads, heads_kv, dim, page, pages = 3, 4, 2, 64, 16, 8
+    lengths = cupy.asarray([0, 77, page * pages - 3], "int32")  # the last has no room for all
+    table = cupy.random.permutation(batch * pages).reshape(batch, pages).astype("int32")
+    angles = cupy.random.random_sample((page * pages, dim // 4)).astype("float32")
+    calls = 0
+    for tokens, page_table, splits in product((1, 5), (None, table), (1, 3)):
+        shape = (batch, page * pages) if page_table is None else (batch * pages, page)
+        caches = [draw((*shape, heads_kv, dim), np.float16) for _ in range(2)]
+        key, value = draw((2, batch, tokens, heads_kv, dim), np.float16)
+        flash_attention_with_kvcache(
+            draw((batch, tokens, heads, dim), np.float16), *caches, k=key, v=value,
+            cache_seqlens=lengths, page_table=page_table, causal=True, num_splits=splits,
+            rotary_cos=cupy.cos(angles), rotary_sin=cupy.sin(angles),
+        )  # fmt: skip
+        calls += 1
+    return calls
+
+
+def watch_float8() -> int:
+    """FP8 with every head dim of `SHAPES`."""
+    for seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v in SHAPES:
+        (query, q_descale), (key, k_descale), (value, v_descale) = (
+            quantize_fp8(draw((1, *dims), np.float32), num_heads_kv=heads_kv)
+            for dims in (
+                (seqlen_q, heads, head_dim),
+                (seqlen_k, heads_kv, head_dim),
+                (seqlen_k, heads_kv, head_dim_v),
+            )
+        )
+        descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        flash_attention(query, key, value, causal=True, **descales)
+    return len(SHAPES)
 
 
 def changes(heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[dict[str, Any]]:
     """Options of calls, with arrays at full length and broadcast ones."""
     yield {}
     yield {"window": (20, 0)}
+    yield {"softcap": 5.0, "causal": True, "sinks": draw((heads,), np.float32)}
     seed = cupy.asarray([7], "uint64")
     mask = cupy.random.random_sample((1, heads, seqlen_q, seqlen_k)) < 0.7
     bias = draw((heads, 1, seqlen_k), np.float32)
