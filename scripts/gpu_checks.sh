@@ -14,7 +14,7 @@ shift
 [ $# -gt 0 ] || set -- record trial sanitize bench features decode tune examples
 
 record() { # the whole GPU suite; the record is written if everything passed
-  timeout 600 "$python" tests/device_record.py write -n "$workers" -q --tb=short
+  timeout 600 "$python" tests/device_record.py write -n "$workers" -q --tb=short || return
   cp tests/device_record.json "$folder"
 }
 trial() { # kernels that serve no call by default yet
