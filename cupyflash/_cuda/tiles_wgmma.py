@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cupyflash._cuda.warpgroup import (
+    BARRIER_BYTES,
+    PANEL_ALIGNMENT,
+    PANEL_BYTES,
+    ROWS,
+    WARPGROUP_THREADS,
+    WARPGROUP_WARPS,
+    round_up,
+)
+
 __all__ = ["FLOAT8_TILES", "FORWARD_TILES", "KEY_WIDTHS", "WgmmaTile", "bucket", "bucket_v"]
 
-_PANEL_BYTES = 128  # of a row, that lie together in shared memory
-_BARRIER_BYTES = 512
-_PANEL_ALIGNMENT = 1024
-_ROWS = 64  # of a consumer warpgroup
-_WARPGROUP = 128  # threads
-_WARPGROUP_WARPS = 4
 # Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
 _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 
@@ -50,31 +54,31 @@ class WgmmaTile:
     @property
     def consumers(self) -> int:
         """Warpgroups that compute; one more loads."""
-        return self.block_m // _ROWS
+        return self.block_m // ROWS
 
     @property
     def threads(self) -> int:
-        return _WARPGROUP * (1 + self.consumers)
+        return WARPGROUP_THREADS * (1 + self.consumers)
 
     @property
     def warps(self) -> int:
-        return _WARPGROUP_WARPS * (1 + self.consumers)
+        return WARPGROUP_WARPS * (1 + self.consumers)
 
     def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
         """Return ``WgmmaForwardShape::bytes``; head dims are padded ones here and below."""
-        first = _round_up(_BARRIER_BYTES + 4 * self.threads, _PANEL_ALIGNMENT)
-        panel = _PANEL_BYTES // self.itemsize
-        query, value = _round_up(head_dim, panel), _round_up(head_dim_v, panel)
+        first = round_up(BARRIER_BYTES + 4 * self.threads, PANEL_ALIGNMENT)
+        panel = PANEL_BYTES // self.itemsize
+        query, value = round_up(head_dim, panel), round_up(head_dim_v, panel)
         queries = self.query_tiles * self.block_m * query
         keys_and_values = self.block_n * (query + value)
         if self.itemsize == 1:  # transposed values
-            keys_and_values += head_dim_v * _round_up(self.block_n, panel)
+            keys_and_values += head_dim_v * round_up(self.block_n, panel)
         return first + self.itemsize * (queries + self.stages * keys_and_values)
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
-        if self.block_m not in range(_ROWS, 5 * _ROWS, _ROWS):
-            return f"block_m must be {_ROWS}, {2 * _ROWS}, {3 * _ROWS} or {4 * _ROWS}"
+        if self.block_m not in range(ROWS, 5 * ROWS, ROWS):
+            return f"block_m must be {ROWS}, {2 * ROWS}, {3 * ROWS} or {4 * ROWS}"
         widths = _KEY_WIDTHS_WITH_KEPT_QUERIES if self.query_in_registers else KEY_WIDTHS
         if self.itemsize == 1:
             widths = _FLOAT8_KEY_WIDTHS
@@ -91,13 +95,9 @@ class WgmmaTile:
         return None
 
 
-def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step
-
-
 def bucket(head_dim: int) -> int:
     """Return the head_dim of q and k padded to what the kernels are compiled for."""
-    return _round_up(head_dim, 32)
+    return round_up(head_dim, 32)
 
 
 def bucket_v(head_dim_v: int) -> int:

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cupyflash._cuda.warpgroup import (
+    BARRIER_BYTES,
+    PANEL_ALIGNMENT,
+    ROWS,
+    WARPGROUP_THREADS,
+    WARPGROUP_WARPS,
+    round_up,
+)
+
 __all__ = ["BACKWARD_TILES", "QUERY_WIDTHS", "WgmmaBackwardTile", "bucket_backward"]
 
 _ITEMSIZE = 2
 _FLOAT32_BYTES = 4  # of dq until it is complete, and of P from one role to the other
 _PANEL = 64  # columns that lie together in shared memory
-_BARRIER_BYTES = 512
-_PANEL_ALIGNMENT = 1024
-_ROWS = 64  # keys of a consumer warpgroup, and queries of its part of dq
-_WARPGROUP = 128  # threads
-_WARPGROUP_WARPS = 4
 _STATISTICS_BYTES = 8  # of a query
 _SCORE_TILES = 2  # of dS in shared memory
 # dK, dV, scores, their gradients and, with these, P and dS or a part of dQ, of a thread, by number
@@ -51,55 +55,51 @@ class WgmmaBackwardTile:
     @property
     def consumers(self) -> int:
         """Warpgroups that compute; one more loads, and adds to dq."""
-        return 2 if self.roles else self.block_n // _ROWS
+        return 2 if self.roles else self.block_n // ROWS
 
     @property
     def threads(self) -> int:
-        return _WARPGROUP * (1 + self.consumers)
+        return WARPGROUP_THREADS * (1 + self.consumers)
 
     @property
     def warps(self) -> int:
-        return _WARPGROUP_WARPS * (1 + self.consumers)
+        return WARPGROUP_WARPS * (1 + self.consumers)
 
     def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
         """Return ``WgmmaBackwardShape::bytes``; head dims are padded ones here and below."""
         statistics = self.stages * _STATISTICS_BYTES * self.block_m
-        first = _round_up(_BARRIER_BYTES + 4 * self.threads + statistics, _PANEL_ALIGNMENT)
-        query, value = _round_up(head_dim, _PANEL), _round_up(head_dim_v, _PANEL)
+        first = round_up(BARRIER_BYTES + 4 * self.threads + statistics, PANEL_ALIGNMENT)
+        query, value = round_up(head_dim, _PANEL), round_up(head_dim_v, _PANEL)
         columns = self.block_n * (query + value)
         columns += self.block_m * (self.stages * query + self.grad_out_stages * value)
         score_tiles = 1 if self.roles else _SCORE_TILES
-        columns += score_tiles * self.block_n * _round_up(self.block_m, _PANEL)
+        columns += score_tiles * self.block_n * round_up(self.block_m, _PANEL)
         handed = self.block_m * (self.block_n if self.roles else 0 if self.direct else query)
         return first + _ITEMSIZE * columns + _FLOAT32_BYTES * handed
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
-        if self.block_n not in (_ROWS, 2 * _ROWS, 3 * _ROWS):
-            return f"block_n must be {_ROWS}, {2 * _ROWS} or {3 * _ROWS}"
+        if self.block_n not in (ROWS, 2 * ROWS, 3 * ROWS):
+            return f"block_n must be {ROWS}, {2 * ROWS} or {3 * ROWS}"
         if self.block_m not in QUERY_WIDTHS:
             return f"block_m must be one of {', '.join(map(str, QUERY_WIDTHS))}"
         if self.stages not in (2, 3, 4) or self.grad_out_stages not in (1, 2, 3, 4):
             return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
         if self.roles:
-            both = self.block_m == self.block_n == _ROWS and self.early
-            return None if both else f"roles need {_ROWS} queries and keys, and P rounded at once"
-        row_parts = self.block_m // _ROWS
+            both = self.block_m == self.block_n == ROWS and self.early
+            return None if both else f"roles need {ROWS} queries and keys, and P rounded at once"
+        row_parts = self.block_m // ROWS
         if self.consumers % row_parts:
             return f"{self.consumers} warpgroups cannot share dq of {self.block_m} queries"
         col_parts = self.consumers // row_parts
-        if _round_up(head_dim, _PANEL) not in [width * col_parts for width in _SUM_WIDTHS]:
+        if round_up(head_dim, _PANEL) not in [width * col_parts for width in _SUM_WIDTHS]:
             return f"{col_parts} warpgroups cannot share dq of {head_dim} columns"
         beside_scores = self.block_m // 2 if self.early else 0
-        of_sums = _round_up(head_dim, _PANEL) // col_parts // 2
+        of_sums = round_up(head_dim, _PANEL) // col_parts // 2
         registers = (head_dim + head_dim_v) // 2 + self.block_m + max(beside_scores, of_sums)
         if registers > _MAX_REGISTERS[self.consumers]:
             return f"a thread would need {registers} registers for its tiles"
         return None
-
-
-def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step
 
 
 def bucket_backward(head_dim: int) -> int:
