@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Run:
     """Run ``python ARGUMENTS`` in an empty folder and return its output; it must exit with 0."""
 
     def run_python(*arguments: object, status: int = 0, **environment: str) -> str:
-        paths = [environment.pop("PYTHONPATH", ""), str(ROOT)]
+        paths = [environment.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=tmp_path,

@@ -64,3 +64,11 @@ def test_warmup_on_a_bare_machine(run, bare_machine):
     command = ("-m", "cupyflash", "warmup")
     assert "cannot be imported" in run(*command, status=1, PYTHONPATH=bare_machine)
     assert "'sm_1'" in run(*command, "--arch", "sm_1", status=2, PYTHONPATH=bare_machine)
+
+
+def test_runs_find_what_pythonpath_holds(run, monkeypatch, tmp_path):
+    """Packages carried over in a folder, as CONTRIBUTING.md says."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/carried.py").write_text("print('found')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    assert run("-c", "import carried") == "found\n"
