@@ -23,6 +23,7 @@ from cupyflash._cuda.arguments import (
 )
 from cupyflash._cuda.backward_wgmma import can_read, wgmma_backward_arguments
 from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
+from cupyflash._cuda.config_wgmma import MAPPED_BACKWARD
 from cupyflash._cuda.device import describe
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher, Moved
@@ -56,7 +57,8 @@ class BackwardLayout(NamedTuple):
     grad_bias: ScoreLayout | None
     optional: OptionalLayout
     load_alignment: int  # power of two that divides the addresses of what is loaded
-    store_alignment: int  # and of what is stored
+    mapped_alignment: int  # of what Hopper's copy engine loads: all of it but out
+    store_alignment: int  # of what is stored
 
     @classmethod
     def of(cls, arrays: dict[str, Array], optional: OptionalLayout) -> BackwardLayout:
@@ -71,6 +73,7 @@ class BackwardLayout(NamedTuple):
             ScoreLayout.of(arrays["grad_bias"]),
             optional,
             alignment(map(address, loaded)),
+            alignment(address(arrays[name]) for name in MAPPED_BACKWARD),
             alignment(map(address, stored)),
         )
 

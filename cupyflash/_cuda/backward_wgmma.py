@@ -26,7 +26,7 @@ _LOG2_E = 1.4426950408889634
 
 def can_read(problem: Problem, layout: BackwardLayout) -> bool:
     """Whether the copy engine reads q, k, v and grad_out as they are."""
-    if problem.is_empty or layout.load_alignment % VECTOR_BYTES:
+    if problem.is_empty or layout.mapped_alignment % VECTOR_BYTES:
         return False
     queries = problem.batch, problem.seqlen_q, problem.num_heads
     keys = problem.batch, problem.seqlen_k, problem.num_heads_kv

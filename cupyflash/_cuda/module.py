@@ -43,7 +43,7 @@ class LoadedModule:
         return function
 
 
-_loaded: dict[tuple[str, int], LoadedModule] = {}
+_loaded: dict[tuple[str, tuple[str, ...], int], LoadedModule] = {}  # key, entries, device
 _loading = threading.Lock()
 
 
@@ -86,7 +86,7 @@ def load(
     *,
     plan: object = "",
 ) -> LoadedModule:
-    """Return a stub's functions on a device, each module loaded once a process and device.
+    """Return these functions of a stub on a device, loaded once a process and device.
 
     Parameters are those of `build`; `arch` defaults to the device's, `device_id` to the current
     device. The hot path does not come here: keep the result.
@@ -102,12 +102,13 @@ def load(
     device_id = cupy.cuda.runtime.getDevice() if device_id is None else device_id
     key, cubin = build(stub, entry_names, arch or describe(device_id).arch, plan=plan)
     with _loading:
-        module = _loaded.get((key, device_id))
+        wanted = key, tuple(entry_names), device_id
+        module = _loaded.get(wanted)
         if module is None:
             with cupy.cuda.Device(device_id), _file_of(cubin) as file:
                 raw = cupy.RawModule(path=str(file))
                 functions = {name: raw.get_function(name).kernel for name in entry_names}
-            module = _loaded[key, device_id] = LoadedModule(device_id, functions)
+            module = _loaded[wanted] = LoadedModule(device_id, functions)
         return module
 
 

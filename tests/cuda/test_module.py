@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyflash._cuda import cache, device, module
+from cupyflash._cuda import cache, device, module, warn
 from cupyflash._cuda.launch import Launcher, seconds_per_launch
 
 pytestmark = pytest.mark.cuda
@@ -56,7 +56,7 @@ def cupy() -> Any:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own, and no module loaded before."""
     monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", False)
+    monkeypatch.setattr(warn, "_given", set())
     monkeypatch.setattr(cache, "_unstored", {})
     monkeypatch.setattr(module, "_loaded", {})
     return tmp_path
@@ -69,6 +69,14 @@ def test_fills(cupy: Any, folder: Path, size: int) -> None:
     assert cupy.all(x[:size] == 3)
     assert cupy.isnan(x[size])
     assert make(size)._function is module.load(STUB, ["fill"]).functions["fill"]
+
+
+def test_entries_of_one_stub_may_be_asked_for_one_by_one(cupy: Any, folder: Path) -> None:
+    stub = "".join(f'extern "C" __global__ void {name}() {{}}\n' for name in ("first", "second"))
+    for names in (["first"], ["second"], ["first", "second"]):
+        loaded = module.load(stub, names)
+        assert list(loaded.functions) == names
+        assert module.load(stub, names) is loaded
 
 
 def test_an_unusable_cache_still_loads(

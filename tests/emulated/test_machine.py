@@ -56,6 +56,16 @@ def test_boxes_lie_where_tensor_maps_say(rng, swizzle):
     boxes.check_boxes(rng, swizzle, lambda values: (values, values.ctypes.data), run)
 
 
+def test_boxes_between_chunks_are_seen(rng):
+    """The GPU stops with an illegal instruction."""
+    values = rng.normal(size=(1, 1, 8, 64)).astype(np.float16)
+    params = np.zeros((), boxes.PARAMS)
+    params["map"] = np.void(boxes.encode(values.ctypes.data, values.shape, (1, 1, 8, 64), 128))
+    params["at"], params["bytes"] = (4, 0, 0, 0), 1024
+    with pytest.raises(AssertionError, match="begins between chunks"):
+        launch(boxes, boxes.ENTRY, params, np.empty(512, np.float16).ctypes.data)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_goes_wrong_is_seen(rng, fault):
     a, b = (rng.normal(size=(64, DEPTH)).astype(np.float16) for _ in range(2))

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupyflash
 from cupyflash._cuda import backward
 from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile
 from tests.cases import Shape
 from tests.emulator.device import Launcher
 from tests.harness import call, check, draw, same_bits
+from tests.memory import Guarded, to_engine, to_host
 
 # Tiles have 64 or 128 queries and 64 or 128 keys: one and several, whole and ragged ones. Above
 # 128 columns, with softcap at 64 and where v alone is wide, warpgroups have roles.
@@ -93,3 +95,18 @@ def test_queries_that_see_nothing_may_hold_anything(rng: Any) -> None:
         assert same_bits(getattr(got, name), getattr(expected, name)), name
     assert same_bits(got.dq[:, 60:], expected.dq[:, 60:])
     assert not np.any(got.dq[:, :60])
+
+
+def test_out_may_lie_anywhere(rng: Any, launched: list[str]) -> None:
+    """The copy engine does not read it, and D is the same sum for loads of any width."""
+    arguments = draw(rng, Shape(1, 70, 80, 1, 1, 64, 64), "float16", ["causal"])
+    plain = call("wgmma", **arguments)
+    dout, *inputs = (to_engine("wgmma", arguments[name]) for name in ("dout", "q", "k", "v"))
+    out = Guarded("wgmma", plain.out.shape, plain.out.dtype, "dense", rng).view
+    assert out.ctypes.data % 16 != 0
+    options = {"causal": True, "engine": "wgmma", "out": out}
+    _, saved = cupyflash.flash_attention_forward(*inputs, **options)
+    grads = cupyflash.flash_attention_backward(dout, saved, deterministic=True)
+    assert launched.count("cupyflash_backward_wgmma") == 2
+    for name in ("dq", "dk", "dv"):
+        assert same_bits(to_host(getattr(grads, name)), getattr(plain, name)), name

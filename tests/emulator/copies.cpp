@@ -175,6 +175,9 @@ void copy_box_later(unsigned shared, const void* map, const int* at, int rank, u
     fail("a tensor map of other rank, or none, (rank, expected)", copy.map.rank, rank);
   }
   std::copy(at, at + rank, copy.at);
+  if (at[0] * copy.map.element_bytes % int(chunk_bytes) != 0) {
+    fail("a box begins between chunks of 16 bytes of its rows, (element)", at[0]);
+  }
   constexpr unsigned alignment = 128;
   start(copy, alignment, mbarrier);
 }

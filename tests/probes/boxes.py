@@ -15,9 +15,10 @@ SOURCE = Path(__file__).with_name("boxes.cu").read_text("utf-8")
 ENTRY, POINTERS = "box", ("image",)
 THREADS, SHARED_MEMORY = 128, 96 << 10
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row -> CUtensorMapSwizzle
+_CHUNK = 16  # bytes: boxes begin at multiples, elsewhere is an illegal instruction
 _ITEM = 2
 _FLOAT16 = 6  # CUtensorMapDataType
-_PARAMS = np.dtype(
+PARAMS = np.dtype(
     {
         "names": ["map", "image", "at", "bytes"],
         "formats": ["V128", "u8", ("i4", 4), "i4"],
@@ -27,7 +28,7 @@ _PARAMS = np.dtype(
 )
 
 
-def _encode(address: int, shape: tuple[int, ...], box: tuple[int, ...], swizzle: int) -> bytes:
+def encode(address: int, shape: tuple[int, ...], box: tuple[int, ...], swizzle: int) -> bytes:
     """A map of a contiguous array; `box` in the order of `shape`."""
     rank = len(shape)
     strides = np.cumprod((*shape[:0:-1],))[: rank - 1] * _ITEM
@@ -56,7 +57,11 @@ def check_boxes(
         shape = (*map(int, rng.integers(1, 30, 3)), 8 * int(rng.integers(1, 20)))
         width = swizzle // _ITEM or 8 * int(rng.integers(1, 9))
         box = (*map(int, rng.integers(1, 3, 2)), int(rng.integers(1, 40)), width)
-        at = [int(rng.integers(-size, length + 1)) for size, length in zip(box, shape, strict=True)]
+        steps = 1, 1, 1, _CHUNK // _ITEM
+        at = [
+            step * int(rng.integers(-size // step, length // step + 1))
+            for size, length, step in zip(box, shape, steps, strict=True)
+        ]
         values = rng.normal(size=shape).astype(np.float16)
         placed, address = place(values)
 
@@ -70,8 +75,8 @@ def check_boxes(
         image = np.empty(expected.size, np.float16)
         image[byte // _ITEM] = expected.ravel()
 
-        params = np.zeros((), _PARAMS)
-        params["map"] = np.void(_encode(address, shape, box, swizzle))
+        params = np.zeros((), PARAMS)
+        params["map"] = np.void(encode(address, shape, box, swizzle))
         params["at"], params["bytes"] = at[::-1], image.nbytes
         np.testing.assert_array_equal(run(params), image)
         del placed

@@ -94,7 +94,7 @@ def layout_of(alignment: int = 16, **strides: tuple[int, ...]) -> backward.Backw
     query, key = (np.empty((2, n, h, 64), np.float16).strides for n, h in ((300, 4), (500, 2)))
     dense = {"query": query, "key": key, "value": key, "out": query, "grad_out": query}
     loaded = tuple((dense | strides).values())
-    return SimpleNamespace(loaded=loaded, load_alignment=alignment)  # type: ignore[return-value]
+    return SimpleNamespace(loaded=loaded, mapped_alignment=alignment)  # type: ignore[return-value]
 
 
 def test_what_the_copy_engine_cannot_read_is_left_to_mma() -> None:
