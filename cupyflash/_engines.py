@@ -17,7 +17,6 @@ def select(
     problem: Problem,
     place: Place,
     named: str | None,
-    direction: str = "forward",
     operands: Operands | None = None,
 ) -> str:
     """Return the name of the engine that serves `problem` at `place`.
@@ -26,8 +25,6 @@ def select(
     ----------
     operands : Operands, optional
         The arrays of the call, where they are known: not every engine reads all strides.
-    direction : "forward" or "backward"
-        Not every engine has a backward: another one then takes over.
 
     Raises
     ------
@@ -43,13 +40,13 @@ def select(
             f"engine='numpy' serves host arrays, and this call is for the {place}; "
             "use cupy.asnumpy, or engine=None"
         )
-    from cupyflash._cuda.engines import PLANNERS, engine_of, lacks
+    from cupyflash._cuda.engines import PLANNERS, lacks
 
     reasons = []
     for engine in PLANNERS if named is None else (named,):
         missing = lacks(engine, problem, describe(place.device_id), operands)
         if not missing:
-            return engine_of(engine, direction)
+            return engine
         reasons.append(f"engine={engine!r} lacks {', '.join(missing)}")
     raise UnsupportedError(
         f"{'; '.join(reasons)}. GPU engines in this version: {', '.join(PLANNERS)}; "

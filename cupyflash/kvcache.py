@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cupyflash._cuda import trial
 from cupyflash._cuda.device import require_cupy
+from cupyflash._kvcache import recipe
 from cupyflash._kvcache.append import append
 from cupyflash._kvcache.attend import attend, attend_one_by_one
 from cupyflash._kvcache.call import CacheCall, bind
@@ -21,7 +21,9 @@ class CacheFaults(NamedTuple):
     """What was wrong with values that the host does not read."""
 
     dropped_tokens: int  # new ones that did not fit, or whose page or entry does not exist
-    clamped: bool  # a length, left padding or page was outside the cache; seen by kernels on trial
+    clamped: (
+        bool  # a length, left padding or page was outside the cache; seen by the cache's kernels
+    )
 
 
 def flash_attention_with_kvcache(
@@ -93,9 +95,9 @@ def flash_attention_with_kvcache(
     sinks : float32 array ``(h,)``, optional
         These are `flash_attention`'s, an entry's length in the place of sk.
     num_splits : int, default 0
-        Cut the keys of each entry into so many parts and merge the results; 0 = chosen (on trial:
-        by what the GPU can run at a time; else 1), at most 128. Not on trial there is one part with
-        ALiBi, or a window and more than one query. The result is exact either way.
+        Cut the keys of each entry into so many parts and merge the results; 0 = chosen, by what the
+        GPU can run at a time; at most 128. Where the kernels below do not serve, 0 is 1, and there
+        is one part with ALiBi, or a window and more than one query. It is exact either way.
     batch_invariant : bool, default False
         True: the bits of an entry's result depend on nothing but that entry.
     return_lse : bool, default False
@@ -128,15 +130,14 @@ def flash_attention_with_kvcache(
     last token that is there), and pages that do not exist are read as the nearest that does.
     `cupyflash.kvcache.take_faults` tells whether that happened.
 
-    By default a cache whose entries lie one behind another is read where it is, only as far as it
-    is filled, but with `page_table` or `cache_batch_idx` keys and values are copied first, up to
-    the longest entry where the host knows it, else up to the capacity.
+    Kernels of its own serve float16 and bfloat16 on compute capability 8.0 and above, up to 256
+    queries times heads of a group, with engine None or "mma": one launch appends, one attends to
+    the cache as it is, one combines the splits. Such calls can be captured in a CUDA graph after
+    one like them, with lengths and page table on the device.
 
-    With ``CUPYFLASH_TRIAL=1``, as they have not run on a GPU yet, kernels serve float16 and
-    bfloat16 on compute capability 8.0 and above, up to 256 queries times heads of a group, with
-    engine None or "mma": one launch appends, one attends to the cache as it is, one combines the
-    splits. Such calls can be captured in a CUDA graph after one like them, with lengths and page
-    table on the device.
+    All others run the varlen forward: a cache whose entries lie one behind another is read where it
+    is, only as far as it is filled, but with `page_table` or `cache_batch_idx` keys and values are
+    copied first, up to the longest entry where the host knows it, else up to the capacity.
 
     Examples
     --------
@@ -152,22 +153,18 @@ def flash_attention_with_kvcache(
     >>> out.shape
     (1, 1, 8, 64)
     """
-    key = None
-    if trial.enabled():
-        from cupyflash._kvcache import recipe
-
-        given = recipe.GivenArrays(
-            q, k_cache, v_cache, k, v, cache_seqlens, cache_leftpad, cache_batch_idx, page_table,
-            rotary_cos, rotary_sin, alibi_slopes, sinks,
-        )  # fmt: skip
-        settled = (
-            causal, window, softmax_scale, softcap, rotary_interleaved, num_splits,
-            batch_invariant, return_lse, engine, q_descale, k_descale, v_descale, out_dtype,
-        )  # fmt: skip
-        key, known = recipe.look_up(given, settled)
-        result = None if known is None else known(given, return_lse)
-        if result is not None:
-            return result if return_lse else result[0]
+    given = recipe.GivenArrays(
+        q, k_cache, v_cache, k, v, cache_seqlens, cache_leftpad, cache_batch_idx, page_table,
+        rotary_cos, rotary_sin, alibi_slopes, sinks,
+    )  # fmt: skip
+    settled = (
+        causal, window, softmax_scale, softcap, rotary_interleaved, num_splits, batch_invariant,
+        return_lse, engine, q_descale, k_descale, v_descale, out_dtype,
+    )  # fmt: skip
+    key, known = recipe.look_up(given, settled)
+    result = None if known is None else known(given, return_lse)
+    if result is not None:
+        return result if return_lse else result[0]
     call = bind(
         q, k_cache, v_cache, k, v,
         cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,

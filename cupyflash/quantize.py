@@ -80,6 +80,9 @@ def quantize_fp8(
     256  2048   1.8e-2     6.2e-3
     ===  =====  =========  =========================
 
+    That is in exact arithmetic. Hopper's tensor cores (the wgmma engine) keep 14 bits of a sum of
+    FP8 products: scores are off by a few 1e-4 of themselves beside it.
+
     Examples
     --------
     >>> import numpy as np, cupyflash

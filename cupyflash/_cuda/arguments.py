@@ -61,6 +61,11 @@ def statistic_strides(strides: Strides, itemsize: int) -> tuple[int, int, int]:
     return batch, row, head
 
 
+def addresses(arrays: Iterable[Any]) -> list[int]:
+    """Return `address` of each."""
+    return [0 if array is None else array.data.ptr for array in arrays]
+
+
 def address(array: Any) -> int:
     """Return the device address of an array; 0 for None."""
     return 0 if array is None else int(array.data.ptr)

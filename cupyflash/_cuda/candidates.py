@@ -8,7 +8,7 @@ from itertools import product
 
 from cupyflash._cuda import trial
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import PLANNERS, engine_of
+from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.tiles_mma import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -34,7 +34,6 @@ _WARPS = 8  # of a multiprocessor, in one block or two: then a thread can have 2
 
 def candidates(engine: str, direction: str, problem: Problem, device: Device) -> list[Tile]:
     """Return tiles that `engine` plans for `problem`, each another kernel, none the default's."""
-    engine = engine_of(engine, direction)
     plan = getattr(PLANNERS[engine], f"plan_{direction}")
     seen = {plan(problem, device).stub}
     tiles = []
@@ -87,11 +86,14 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
-    """Every tile that fits; dV before dS or after it; warpgroups that share keys or roles."""
+    """Every tile that fits; dV before dS or after it; warpgroups that have keys or roles.
+
+    64 keys without roles were never among the fastest.
+    """
     del problem
-    ways = ((False, False), (False, True), (True, False))
-    for block_m, block_n, stages, grad_out_stages, early, (roles, direct) in product(
-        QUERY_WIDTHS, (64, 128, 192), (2, 3), (1, 2, 3), (True, False), ways
+    ways = ((128, False, False), (128, False, True), (64, True, False))
+    for block_m, (block_n, roles, direct), stages, grad_out_stages, early in product(
+        QUERY_WIDTHS, ways, (2, 3), (1, 2, 3), (True, False)
     ):
         yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, roles, direct)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cupyflash._cuda.arguments import (
     Strides,
-    address,
+    addresses,
     attention_values,
     head_strides,
     row_alignment,
@@ -28,9 +28,17 @@ from cupyflash._cuda.plan_decode import (
     plan_append,
     plan_decode,
 )
-from cupyflash._cuda.scratch import allocate
+from cupyflash._cuda.scratch import allocate_bytes
 
-__all__ = ["CacheLayout", "Prepared", "address", "allocate", "faults_of", "prepare", "take_faults"]
+__all__ = [
+    "CacheLayout",
+    "Prepared",
+    "addresses",
+    "allocate_bytes",
+    "faults_of",
+    "prepare",
+    "take_faults",
+]
 
 _VARYING = (*CACHE_POINTERS, "length")
 _INT32 = _FLOAT32 = 4

@@ -8,18 +8,11 @@ from cupyflash._cuda import plan, plan_mma, plan_wgmma, trial
 from cupyflash._cuda.device import Device
 from cupyflash._problem import Operands, Problem
 
-__all__ = ["PLANNERS", "engine_of", "lacks", "runs_on"]
+__all__ = ["PLANNERS", "lacks", "runs_on"]
 
 # Fastest first. Each planner has plan_forward and plan_backward, SUPPORTED_FEATURES,
 # SUPPORTED_DTYPES and LEAST_CAPABILITY, and may have LAST_CAPABILITY and unreadable.
 PLANNERS: dict[str, ModuleType] = {"wgmma": plan_wgmma, "mma": plan_mma, "simt": plan}
-
-
-def engine_of(named: str, direction: str) -> str:
-    """Return the engine that computes the "forward" or "backward" of a call that `named` serves."""
-    if (named, direction) == ("wgmma", "backward") and not trial.enabled():
-        return "mma"
-    return named
 
 
 def runs_on(engine: str, device: Device) -> bool:

@@ -182,8 +182,8 @@ class LaunchSequence(Launcher):
         self._kernels = [(kernel, kernel[0].ptr) for kernel in kernels if kernel[1]]
 
     def run(self, *values: float) -> None:
-        """Launch all with these varying fields."""
-        self(len(self._kernels), *values)
+        """Launch all with these varying fields; the current device is that of the functions."""
+        self._launch(len(self._kernels), values)
 
     def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
         stream = self._stream().ptr

@@ -1,8 +1,8 @@
 """How the wgmma engine serves a problem: `WgmmaForwardPlan`.
 
-Hopper's tensor cores and copy engine, for float16, bfloat16 and FP8 on compute capability 9.0. FP8
-and the backward, in `plan_wgmma_backward`, have not run on a GPU: without ``CUPYFLASH_TRIAL=1``
-FP8 is left to others, and the mma engine's backward serves the calls that ran here.
+Hopper's tensor cores and copy engine, for float16, bfloat16 and FP8 on compute capability 9.0; the
+backward is in `plan_wgmma_backward`. FP8 is on trial: without ``CUPYFLASH_TRIAL=1`` it is left to
+others.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -54,20 +55,21 @@ class KernelCall:
         self._problem = problem_of(call)
         self._keys = tile_of(self._problem, device).keys
         self._prepared: dict[int, decode.Prepared] = {}
-        self._layout = layout_of(call, arrays, [decode.address(x) for x in arrays])
+        self._layout = layout_of(call, arrays, decode.addresses(arrays))
+        (self._faults,) = decode.addresses([decode.faults_of(device.id)])
         self._splits = call.num_splits, call.batch_invariant
         batch, seqlen_q, num_heads, _ = call.query.shape
         self._out = (batch, seqlen_q, num_heads, call.storage.value.shape[3]), call.query.dtype
         self._lse = (batch, num_heads, seqlen_q)
 
     def __call__(
-        self, arrays: CacheArrays, length: int, longest: int, wants_lse: bool
+        self, arrays: Iterable[Array | None], length: int, longest: int, wants_lse: bool
     ) -> tuple[Array, Array | None]:
         """Append and attend, on the current device; return out and lse.
 
         Parameters
         ----------
-        arrays : CacheArrays
+        arrays : those of CacheArrays
             With the strides and, at least, the alignment of those that this was made for.
         length : int
             Of all entries, where there is no array of lengths.
@@ -75,24 +77,22 @@ class KernelCall:
             No entry is longer after the append.
         wants_lse : bool
         """
-        address = decode.address
         steps = -(-longest // self._keys)
         prepared = self._prepared.get(steps) or self._prepare(steps)
         out = self._empty(*self._out)
         lse = self._empty(self._lse, np.float32) if wants_lse else None
-        query, *others = map(address, arrays)
-        key, value, new_key, new_value, *rest = others
+        query, key, value, new_key, new_value, *others = decode.addresses(arrays)
+        results = decode.addresses((out, lse))
         attended, sums, statistics = query, 0, 0
         if prepared.scratch_bytes:
-            memory = decode.allocate({"scratch": (prepared.scratch_bytes, "uint8")})
-            sums = address(memory["scratch"])
+            memory = decode.allocate_bytes(prepared.scratch_bytes)  # held until all is launched
+            sums = memory.ptr
             statistics = sums + prepared.statistics
             if prepared.turns:
                 attended = sums + prepared.turned
-        faults = address(decode.faults_of(self._device.id))
         prepared.launches.run(
-            query, attended, key, value, new_key, new_value, address(out), address(lse), *rest,
-            sums, statistics, faults, length,
+            query, attended, key, value, new_key, new_value, *results, *others,
+            sums, statistics, self._faults, length,
         )  # fmt: skip
         return out, lse
 

@@ -8,15 +8,17 @@ length, and whether the caches keep off each other and q, k and v off them.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cupyflash._arrays import is_cupy
 from cupyflash._cuda.device import require_cupy
-from cupyflash._kvcache.arguments import CacheArrays
-from cupyflash._kvcache.call import CacheCall
-from cupyflash._kvcache.kernels import KernelCall
+
+if TYPE_CHECKING:
+    from cupyflash._kvcache.arguments import CacheArrays
+    from cupyflash._kvcache.call import CacheCall
+    from cupyflash._kvcache.kernels import KernelCall
 
 Array = Any
 
@@ -75,7 +77,7 @@ class Recipe:
         if self._tokens and not self._apart(k_cache, v_cache, (q, k, v)):
             return None
         blocks = chosen if table is None else table
-        arrays = CacheArrays(q, k_cache, v_cache, k, v, lengths, leftpad, blocks, *others)
+        arrays = (q, k_cache, v_cache, k, v, lengths, leftpad, blocks, *others)  # CacheArrays
         cuda = self._cuda
         if cuda.runtime.getDevice() == self._device_id:
             return self._kind(arrays, length, longest, wants_lse)
@@ -109,11 +111,14 @@ def look_up(given: GivenArrays, options: tuple[Any, ...]) -> tuple[Hashable | No
         return None, None
     forms: list[Any] = []
     for x in given:
-        if type(x) is kind:
+        if x is None:
+            forms.append(None)
+        elif type(x) is kind:
             data = x.data
-            forms += x.shape, x.strides, x.dtype, data.device_id, data.ptr & _ALIGNMENT_MASK
-        elif x is None or type(x) is int:
-            forms.append(type(x))
+            at = data.device_id, data.ptr & _ALIGNMENT_MASK
+            forms.append((x.shape, x.strides, x.dtype, at))
+        elif type(x) is int:
+            forms.append(int)
         else:
             return None, None
     # The types too: True equals 1, yet only one of them is a window's bound.

@@ -18,7 +18,7 @@ import cupyflash
 from cupyflash._arrays import Place
 from cupyflash._cuda.cache import path
 from cupyflash._cuda.device import Device, current, require_cupy
-from cupyflash._cuda.engines import PLANNERS, engine_of
+from cupyflash._cuda.engines import PLANNERS
 from cupyflash._engines import select
 from cupyflash.bench import decode as decode_bench
 from cupyflash.bench import features as feature_bench
@@ -212,8 +212,7 @@ def tune_all(
             continue
         copies = drawn(gpu, workload)
         for direction in directions:
-            own = engine_of(serving, direction)
-            print(tune_tiles(workload, direction, own, gpu, copies, stopwatch), flush=True)
+            print(tune_tiles(workload, direction, serving, gpu, copies, stopwatch), flush=True)
             release()
 
 

@@ -203,6 +203,7 @@ cuda = Part(
     "cuda",
     Device=Device,
     Stream=Stream,
+    alloc=lambda size: empty(size, "uint8").data,
     get_current_stream=lambda device_id=0: _default_stream,
     is_available=lambda: True,
     using_allocator=using_allocator,

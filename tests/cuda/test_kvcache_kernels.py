@@ -1,4 +1,4 @@
-"""The kernels of a key-value cache, on trial: what the shared tests of the cache leave out."""
+"""The kernels of a key-value cache: what the shared tests of the cache leave out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def served(engine, monkeypatch):
     """Calls of a test go to the kernels, all of them."""
     if engine != "mma":
         pytest.skip("the kernels of a cache belong to mma")
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
     run, count = kernels.run, []
     original = cupyflash.flash_attention_with_kvcache
 

@@ -1,4 +1,4 @@
-"""Repeated calls on a cache on a GPU, by the kernels on trial: look-ups, bits, graphs, streams."""
+"""Repeated calls on a cache on a GPU, by its kernels: look-ups, bits, graphs, streams."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ CACHES = ("k_cache", "v_cache")
 
 
 @pytest.fixture(autouse=True)
-def on_trial(engine, monkeypatch):
+def served(engine, monkeypatch):
     if engine != "mma":
         pytest.skip("the kernels of a cache belong to mma")
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
     monkeypatch.setattr(recipe, "_recipes", {})
 
 

@@ -11,7 +11,6 @@ from cupyflash import _recipe, choose_tiling, flash_attention, flash_attention_f
 from cupyflash.__main__ import main
 from cupyflash._cuda import backward, cache, device, forward, tuned
 from cupyflash._cuda.candidates import candidates
-from cupyflash._cuda.engines import engine_of
 from cupyflash._problem import Problem
 from cupyflash.attention import flash_attention_backward
 from cupyflash.bench.workloads import DIRECTIONS
@@ -49,7 +48,7 @@ def test_calls_take_what_is_remembered(engine: str, rng: np.random.Generator) ->
     if not all(tiles.values()):
         pytest.skip("the engine has one tile alone")
     for direction, (tile,) in tiles.items():
-        assert tuned.remember(engine_of(engine, direction), direction, problem, gpu, tile)
+        assert tuned.remember(engine, direction, problem, gpu, tile)
     chosen = choose_tiling(q, k, v, engine=engine)
     assert chosen.origin == "tuned" and default.origin == "table"
     for tuned_result, result in zip(results(), before, strict=True):
@@ -62,7 +61,6 @@ def test_the_command_tunes(engine: str, capsys: pytest.CaptureFixture[str]) -> N
     main(["bench", "--tune", *shape, "--rounds", "1", "--engine", engine])
     printed = capsys.readouterr().out
     for direction in DIRECTIONS:
-        own = engine_of(engine, direction)
-        assert f"1 x 256 x 4 x 32 causal, {direction}, engine {own}" in printed
+        assert f"1 x 256 x 4 x 32 causal, {direction}, engine {engine}" in printed
     assert printed.count("the best once more") == 2
     assert "Error" not in printed

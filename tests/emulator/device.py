@@ -26,7 +26,7 @@ from cupyflash._cuda import (
 )
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.device_table import DeviceTable
-from cupyflash._cuda.engines import PLANNERS, engine_of, lacks
+from cupyflash._cuda.engines import PLANNERS, lacks
 from cupyflash._cuda.launch import Moved, _varying_format
 from cupyflash._cuda.score_source import ScoreSource
 from tests import memory
@@ -132,21 +132,26 @@ def _allocate(sizes: dict[str, tuple[int, str]]) -> dict[str, Any]:
     return arrays
 
 
+def _allocate_bytes(size: int) -> Any:
+    """In place of `scratch.allocate_bytes`."""
+    array = _allocate({"bytes": (size, "uint8")})["bytes"]
+    return SimpleNamespace(ptr=_address(array), array=array)
+
+
 def _select(
     original: Callable[..., str],
     problem: Any,
     place: Any,
     named: str | None,
-    direction: str = "forward",
     operands: Any = None,
 ) -> str:
     """In place of `_engines.select`: host arrays may ask for an emulated engine."""
     if named not in ENGINES:
-        return original(problem, place, named, direction, operands)
+        return original(problem, place, named, operands)
     missing = lacks(named, problem, DEVICE, operands and _on_device(operands))
     if missing:
         raise UnsupportedError(f"engine={named!r} lacks {', '.join(missing)}")
-    return engine_of(named, direction)
+    return named
 
 
 def _choose_tiling(
@@ -212,10 +217,13 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield decode, "LaunchSequence", LaunchSequence
     for module in (forward, backward, score_gradients):
         yield module, "Launcher", Launcher
-    for module in (forward, backward, score_gradients, decode):
-        yield module, "load", _load
+    for module in (forward, backward, score_gradients):
         yield module, "allocate", _allocate
         yield module, "address", _address
+    for module in (forward, backward, score_gradients, decode):
+        yield module, "load", _load
+    yield decode, "allocate_bytes", _allocate_bytes
+    yield decode, "addresses", lambda arrays: [_address(array) for array in arrays]
     yield arguments, "address", _address
     yield tensor_map, "_encoder", lambda: encode_tiled
     yield tensor_map, "address_offset", tensor_map.address_offset.__wrapped__

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cupyflash._kvcache import recipe
+from cupyflash._kvcache.arguments import CacheArrays
 from cupyflash._kvcache.recipe import GivenArrays, Recipe, look_up
 
 B, CAPACITY, NEW, H, HK, D = 2, 64, 1, 4, 2, 16
@@ -53,7 +54,7 @@ class Kind:
         self.calls: list[tuple[Any, int, int, bool]] = []
 
     def __call__(self, arrays: Any, length: int, longest: int, wants_lse: bool) -> Any:
-        self.calls.append((arrays, length, longest, wants_lse))
+        self.calls.append((CacheArrays(*arrays), length, longest, wants_lse))
         return "out", "lse"
 
 

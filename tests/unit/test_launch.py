@@ -175,10 +175,10 @@ def test_a_sequence_launches_all_with_the_same_struct(cuda: FakeCuda) -> None:
     kernels = [(functions[0], 3, 128, 0), (functions[1], 0, 32, 0), (functions[2], 5, 64, 2048)]
     sequence = launch.LaunchSequence(kernels, 1, np.zeros(1, STRUCT), ("query", "key"))
     cuda.contexts.append(1)
+    cuda.current = 1
     sequence.run(11, 12)
     struct = (11, 12, 0, 0, 0.0)
     assert cuda.launches == [
         (7, 1, (3, 1, 1, 128, 1, 1, 0), 1001, struct),
         (9, 1, (5, 1, 1, 64, 1, 1, 2048), 1001, struct),
     ]
-    assert cuda.current == 0

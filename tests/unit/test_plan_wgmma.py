@@ -13,7 +13,7 @@ import pytest
 from cupyflash._cuda import config_wgmma, forward, forward_wgmma, tensor_map
 from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import PLANNERS, engine_of, lacks, runs_on
+from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.params import FORWARD_PARAMS
 from cupyflash._cuda.plan_wgmma import plan_forward
@@ -122,16 +122,6 @@ def test_hopper_alone_runs_it() -> None:
     assert [arch for arch, device in known.items() if runs_on("wgmma", device)] == ["sm_90a"]
     assert next(name for name in PLANNERS if not lacks(name, problem_of(), HOPPER)) == "wgmma"
     assert lacks("wgmma", problem_of(varlen=True), HOPPER) == ["varlen"]
-
-
-def test_the_backward_is_that_of_mma_unless_a_trial_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("CUPYFLASH_TRIAL", raising=False)
-    assert engine_of("wgmma", "backward") == "mma"
-    assert [engine_of(name, "forward") for name in PLANNERS] == list(PLANNERS)
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
-    assert [engine_of(name, "backward") for name in PLANNERS] == list(PLANNERS)
 
 
 # --- what the kernel is given -------------------------------------------------------------------

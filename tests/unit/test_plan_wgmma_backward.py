@@ -52,8 +52,7 @@ def test_a_forwards_tiling_is_taken_where_it_fits() -> None:
         assert plan_backward(narrow, HOPPER, tiling).tiling == table
 
 
-def test_tuning_has_other_tiles_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
+def test_tuning_has_other_tiles_to_try() -> None:
     tiles = candidates("wgmma", "backward", problem_of(128, 128), HOPPER)
     assert WgmmaBackwardTile(64, 128, 3, 2, True) in tiles
     assert WgmmaBackwardTile(64, 128, 3, 3, True, False, True) in tiles

@@ -17,7 +17,7 @@ from cupyflash.__main__ import main
 from cupyflash._cuda import tuned, warn
 from cupyflash._cuda.candidates import candidates
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import PLANNERS, engine_of, runs_on
+from cupyflash._cuda.engines import PLANNERS, runs_on
 from cupyflash._cuda.tiles_wgmma import WgmmaTile
 from cupyflash._options import Options
 from cupyflash._problem import Problem
@@ -155,7 +155,7 @@ def test_candidates_are_legal_different_and_few(
     engine: str, direction: str, head_dim: int, arch: str
 ) -> None:
     device = Device.known(arch)
-    planner = PLANNERS[engine_of(engine, direction)]
+    planner = PLANNERS[engine]
     if not runs_on(engine, device):
         pytest.skip("another GPU's engine")
     problem = Problem("float16", 2, 512, 512, 8, 8, head_dim, head_dim, 0.1)
