@@ -163,7 +163,7 @@ def test_good_arguments_are_taken(engine):
         placed = {name: to_engine(engine, x) for name, x in given.items()}
         out = cupyflash.flash_attention_with_kvcache(**placed, engine=engine)
         ones = np.ones((B, 1, H, DV), out.dtype)
-        np.testing.assert_allclose(to_host(out), ones, rtol=np.finfo(out.dtype).eps)
+        np.testing.assert_allclose(to_host(out), ones, rtol=4 * np.finfo(out.dtype).eps)
 
 
 def test_caches_that_cannot_be_written():
