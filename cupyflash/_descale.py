@@ -25,18 +25,20 @@ class Descales(NamedTuple):
 
 
 def descales(
-    options: Options, batch: int, heads_kv: int, place: Place, *, is_float8: bool
+    options: Options, batch: int, heads_kv: int, place: Place, are_float8: tuple[bool, bool, bool]
 ) -> Descales:
-    """Check the factors; a host number may go with device arrays."""
+    """Check the factors; a host number may go with device arrays.
+
+    `are_float8` says which of q, k and v are FP8; others have no factor.
+    """
     given = [getattr(options, name) for name in _NAMES]
-    if not is_float8:
-        for name, x in zip(_NAMES, given, strict=True):
-            if x is not None:
-                raise ValueError(
-                    f"{name} goes with q, k and v of dtype float8_e4m3fn (see quantize_fp8); "
-                    "other dtypes have no scale"
-                )
-        return Descales((1.0, 1.0, 1.0), (None, None, None))
+    for name, x, is_float8 in zip(_NAMES, given, are_float8, strict=True):
+        if x is not None and not is_float8:
+            of = "q" if any(are_float8) else "q, k and v"
+            raise ValueError(
+                f"{name} goes with {of} of dtype float8_e4m3fn (see quantize_fp8); "
+                "other dtypes have no scale"
+            )
     shape = (batch, heads_kv)
     bound = [_bound(x, name, shape, place) for name, x in zip(_NAMES, given, strict=True)]
     (q, k, v), (q_array, k_array, v_array) = zip(*bound, strict=True)
@@ -44,9 +46,12 @@ def descales(
 
 
 def out_dtype(value: Any, dtype: np.dtype[Any], *, is_float8: bool) -> str:
-    """Return the checked dtype of the output."""
+    """Return the checked dtype of the output of a call whose q has `dtype`.
+
+    `is_float8`: k and v are FP8, q may be 16-bit.
+    """
     if value is None:
-        return FLOAT_DTYPES[BFLOAT16 if is_float8 else dtype]
+        return FLOAT_DTYPES.get(dtype, FLOAT_DTYPES[BFLOAT16])
     try:
         target = np.dtype(value)
     except TypeError:
@@ -86,6 +91,7 @@ def _bound(x: Any, name: str, shape: tuple[int, int], place: Place) -> tuple[flo
 
 
 def _positive(factor: float, name: str) -> float:
-    if not 0 < factor < math.inf:
-        raise ValueError(f"{name} must be finite and > 0, got {factor}")
+    with np.errstate(over="ignore", under="ignore"):
+        if not 0 < np.float32(factor) < math.inf:
+            raise ValueError(f"{name} must be finite and > 0 in float32, got {factor}")
     return factor

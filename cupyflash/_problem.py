@@ -21,7 +21,7 @@ class Problem:
     query 0. Every engine derives what it compiles and what it passes at run time from this value.
     """
 
-    dtype: str  # of q, k and v; FP8: "float8_e4m3fn"
+    dtype: str  # of q; FP8: "float8_e4m3fn"
     batch: int
     seqlen_q: int  # varlen: total_q, all entries together
     seqlen_k: int  # varlen: total_k
@@ -47,7 +47,10 @@ class Problem:
     mask_shape: tuple[int, ...] = ()
     score_mod: ScoreSource | None = None  # on a GPU: what is compiled
     out_dtype: str | None = None  # None: that of q
-    value_scale: float = 1.0  # FP8: v's descale where the host knows it
+    kv_dtype: str | None = None  # of k and v; None: that of q
+    # FP8: descales of k and v where the host knows them, that of k in softmax_scale already.
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     @property
     def is_empty(self) -> bool:
@@ -60,8 +63,13 @@ class Problem:
         return self.num_heads // self.num_heads_kv
 
     @property
+    def key_dtype(self) -> str:
+        return self.kv_dtype or self.dtype
+
+    @property
     def is_float8(self) -> bool:
-        return self.dtype == "float8_e4m3fn"
+        """Whether k and v are FP8; q may be 16-bit."""
+        return self.key_dtype == "float8_e4m3fn"
 
     @property
     def output_dtype(self) -> str:
@@ -114,6 +122,8 @@ class Problem:
             names.add("varlen")
         if self.is_float8 and self.output_dtype == "float32":
             names.add("float32_output")
+        if self.key_dtype != self.dtype:
+            names.add("float8_cache")
         return frozenset(names)
 
 

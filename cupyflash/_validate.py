@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyflash import _options
 from cupyflash._arrays import (
+    BFLOAT16,
     DTYPES_BY_NAME,
     FLOAT_DTYPES,
     HOST,
@@ -38,6 +39,7 @@ from cupyflash.score_mod import ScoreMod
 Array = Any
 
 MAX_HEAD_DIM = 256
+CACHED_AS_FLOAT8 = (np.dtype(np.float16), BFLOAT16)  # dtypes of q that go with an FP8 cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ class Sequences:
     cu_seqlens_k: Any
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
+    of_cache: bool = False  # k and v may be FP8 where q is 16-bit
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,8 @@ def bind(
     place = place_of(query)
     for name, array in (("k", key), ("v", value)):
         require_place(array, name, place)
-    dtype = _common_dtype(query, key, value)
+    of_cache = sequences is not None and sequences.of_cache
+    dtype, kv_dtype = _dtypes(query, key, value, of_cache=of_cache)
     layout = _layout(query, key, value, options, varlen=sequences is not None)
     query, key, value = (contiguous_last_axis(layout.canonical(x)) for x in (query, key, value))
     _require_shapes(query, key, value, layout)
@@ -95,8 +99,8 @@ def bind(
     _options.engine(options.engine)
     _options.tiling(options.tiling)
     largest = float(np.finfo("float64" if dtype == "float64" else "float32").max)
-    float8 = is_float8(query)
-    factors = descales(options, batch, key.shape[-2], place, is_float8=float8)
+    are_float8 = is_float8(query), is_float8(key), is_float8(value)
+    factors = descales(options, batch, key.shape[-2], place, are_float8)
     scale = _options.softmax_scale(options.softmax_scale, head_dim, largest)
     scale *= factors.numbers[0] * factors.numbers[1]
     cu_seqlens_q, cu_seqlens_k = cu_seqlens or (None, None)
@@ -137,7 +141,9 @@ def bind(
         bias_shape=() if bias is None else tuple(bias.shape),
         mask_shape=mask_shape(operands, scores),
         score_mod=_score_source(operands.score_mod, place),
-        out_dtype=out_dtype(options.out_dtype, query.dtype, is_float8=float8),
+        out_dtype=out_dtype(options.out_dtype, query.dtype, is_float8=is_float8(key)),
+        kv_dtype=None if kv_dtype == dtype else kv_dtype,
+        key_scale=factors.numbers[1],
         value_scale=factors.numbers[2],
     )
     if out is not None:
@@ -177,18 +183,23 @@ def require_backward(call: Call) -> None:
 # --- q, k, v ------------------------------------------------------------------------------------
 
 
-def _common_dtype(query: Array, key: Array, value: Array) -> str:
+def _dtypes(query: Array, key: Array, value: Array, *, of_cache: bool) -> tuple[str, str]:
+    """Return the names of q's dtype, and of that of k and v."""
+    mixed = of_cache and is_float8(key) and query.dtype in CACHED_AS_FLOAT8
     for name, array in (("q", query), ("k", key), ("v", value)):
         dtype = array.dtype
         usable = is_float8(array) or (dtype in FLOAT_DTYPES and dtype.isnative)
         if not usable:
             raise _unusable_dtype(name, array)
-        if dtype != query.dtype:
+        if dtype != (key if mixed and name != "q" else query).dtype:
             raise TypeError(
                 f"q, k and v must have one dtype, got q {query.dtype} and {name} {dtype}; "
                 "use .astype"
             )
-    return FLOAT8.name if is_float8(query) else FLOAT_DTYPES[query.dtype]
+    query_dtype, key_dtype = (
+        FLOAT8.name if is_float8(x) else FLOAT_DTYPES[x.dtype] for x in (query, key)
+    )
+    return query_dtype, key_dtype
 
 
 def _unusable_dtype(name: str, array: Array) -> Exception:

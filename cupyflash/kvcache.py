@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from cupyflash import _engines
 from cupyflash._cuda.device import require_cupy
 from cupyflash._kvcache import recipe
-from cupyflash._kvcache.append import append
+from cupyflash._kvcache.append import append, quantized
 from cupyflash._kvcache.attend import attend, attend_one_by_one
 from cupyflash._kvcache.call import CacheCall, bind
 from cupyflash._kvcache.rows import require_rows, rows_of
@@ -62,11 +63,16 @@ def flash_attention_with_kvcache(
     q : array, shape ``(b, sq, h, d)``
         Queries of the last sq tokens: one for a step of generation, more for a prompt.
     k_cache : array, shape ``(b_cache, s_cache, hk, d)``
-        With `page_table` ``(num_pages, page_size, hk, d)``, any page size. Any strides.
+        With `page_table` ``(num_pages, page_size, hk, d)``, any page size. Any strides. Of q's
+        dtype, or FP8 (``ml_dtypes.float8_e4m3fn``; on a GPU uint8 holds its bits) where q is
+        float16 or bfloat16; v_cache alike.
     v_cache : array, shape ``(b_cache, s_cache, hk, dv)``
         Or ``(num_pages, page_size, hk, dv)``.
     k, v : arrays, shapes ``(b, s_new, hk, d)`` and ``(b, s_new, hk, dv)``, optional
-        New tokens, written into the caches, in place, from position `cache_seqlens` on.
+        New tokens, written into the caches, in place, from position `cache_seqlens` on. With an
+        FP8 cache and 16-bit q they are either FP8 already, and copied bit by bit, or of q's dtype:
+        then they are divided by `k_descale`, `v_descale` in float32 and rounded to nearest even,
+        beyond +-448 to that. Keys are turned, and rounded to q's dtype, before.
     cache_seqlens : int, or int32 array ``(b,)``
         Tokens of each entry before the append. None = full; needed if there are k and v.
     cache_batch_idx : int32 array ``(b,)``, optional
@@ -104,9 +110,11 @@ def flash_attention_with_kvcache(
         Also return lse.
     engine : None, "numpy", "simt" or "mma", default None
     q_descale, k_descale, v_descale : float or float32 array ``(b, hk)`` or ``(1, hk)``, default 1
-    out_dtype : dtype, default q's; for FP8 bfloat16
-        For FP8, where q, both caches and the new tokens are e4m3 with the same scales, and nothing
-        can be turned by rotary positions: see `flash_attention` and `quantize_fp8`.
+        What FP8 numbers stand for is these factors times them: see `flash_attention` and
+        `quantize_fp8`. A 16-bit q has none. New tokens have their caches' factors.
+    out_dtype : dtype, default q's; for FP8 q bfloat16
+        For FP8 caches float16, bfloat16 or float32. FP8 tokens cannot be turned by rotary
+        positions, which would round them once more.
 
     Returns
     -------
@@ -135,6 +143,9 @@ def flash_attention_with_kvcache(
     the cache as it is, one combines the splits. Such calls can be captured in a CUDA graph after
     one like them, with lengths and page table on the device.
 
+    With ``CUPYFLASH_TRIAL=1``, as that has not run on a GPU yet, they serve FP8 caches under 16-bit
+    queries too; else "simt" serves those.
+
     All others run the varlen forward: a cache whose entries lie one behind another is read where it
     is, only as far as it is filled, but with `page_table` or `cache_batch_idx` keys and values are
     copied first, up to the longest entry where the host knows it, else up to the capacity.
@@ -155,11 +166,11 @@ def flash_attention_with_kvcache(
     """
     given = recipe.GivenArrays(
         q, k_cache, v_cache, k, v, cache_seqlens, cache_leftpad, cache_batch_idx, page_table,
-        rotary_cos, rotary_sin, alibi_slopes, sinks,
+        rotary_cos, rotary_sin, alibi_slopes, sinks, k_descale, v_descale,
     )  # fmt: skip
     settled = (
         causal, window, softmax_scale, softcap, rotary_interleaved, num_splits, batch_invariant,
-        return_lse, engine, q_descale, k_descale, v_descale, out_dtype,
+        return_lse, engine, q_descale, out_dtype,
     )  # fmt: skip
     key, known = recipe.look_up(given, settled)
     result = None if known is None else known(given, return_lse)
@@ -188,6 +199,7 @@ def flash_attention_with_kvcache(
                 if key is not None:
                     recipe.remember(key, kind, call, given, used)
                 return result if return_lse else result[0]
+        _engines.select(call.attention.problem, call.place, engine)
         require_rows(call.storage, call.entries, len(call.query))
         query = _appended(call)
         rows = rows_of(call.storage, call.entries, len(query), call.place.namespace)
@@ -234,5 +246,9 @@ def _appended(call: CacheCall) -> Array:
         steps = xp.arange(query.shape[1])
         query = call.rotary.turned(query, used + steps * call.rotates_each_query, xp)
         key = call.rotary.turned(key, positions, xp)
+    if call.quantizes:
+        problem, operands = call.attention.problem, call.attention.operands
+        key = quantized(key, problem.key_scale, operands.key_descale, xp)
+        value = quantized(value, problem.value_scale, operands.value_descale, xp)
     append(call.storage, key, value, positions, call.place)
     return query

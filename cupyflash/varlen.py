@@ -125,3 +125,11 @@ def flash_attention_varlen_forward(
     )  # fmt: skip
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _dispatch.saved_forward(_validate.bind(q, k, v, options, out=out, sequences=sequences))
+
+
+def forward_over_cache(
+    q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **options: Any
+) -> tuple[Array, SavedState]:
+    """`flash_attention_varlen_forward`, but k and v may be FP8 where q is 16-bit."""
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, of_cache=True)
+    return _dispatch.saved_forward(_validate.bind(q, k, v, Options(**options), sequences=sequences))

@@ -9,7 +9,7 @@ import numpy as np
 
 import cupyflash
 from tests import kvcache_reference as reference
-from tests.cases import DTYPES
+from tests.cases import DTYPES, FLOAT8
 from tests.harness import require, same_bits
 from tests.memory import fill_nan, poisoned, to_engine, to_host
 from tests.tolerance import EPSILON, assert_result
@@ -28,6 +28,8 @@ def draw(
     batch: int = 3,
     heads: tuple[int, int] = (4, 2),
     dtype: str = "float32",
+    cache_dtype: Any = None,  # FLOAT8: of the caches
+    new_dtype: Any = None,  # of new tokens; both default to dtype
     new: int = 0,
     rotary: float = 0,
     page_size: int | None = None,
@@ -43,6 +45,7 @@ def draw(
     def normal(*shape: int) -> Array:
         return rng.normal(size=shape).astype(kind)
 
+    cache_kind, new_kind = cache_dtype or kind, new_dtype or kind
     used = rng.integers(0, seqlen_k - new + 1, batch).astype(np.int32)
     used[rng.permutation(batch)[:2]] = [0, seqlen_k - new][-min(batch, 2) :]
     arguments: dict[str, Any] = {"q": normal(batch, seqlen_q, num_heads, head_dim)}
@@ -59,7 +62,7 @@ def draw(
         table[np.arange(pages) >= needed[:, None]] = rng.choice([-1, 2**31 - 1])  # never looked at
         arguments["page_table"] = table
     for name, width in widths.items():
-        arguments[name] = fill_nan(_empty((*spare, heads_kv, width), kind, strides))
+        arguments[name] = fill_nan(_empty((*spare, heads_kv, width), cache_kind, strides))
     pad = np.zeros(batch, np.int32)
     if leftpad:
         pad = rng.integers(0, used + 1).astype(np.int32)
@@ -69,8 +72,8 @@ def draw(
             for name, width in widths.items():
                 arguments[name][reference.place(e, p, arguments)] = normal(heads_kv, width)
     if new:
-        arguments["k"] = normal(batch, new, heads_kv, head_dim)
-        arguments["v"] = normal(batch, new, heads_kv, widths["v_cache"])
+        arguments["k"] = normal(batch, new, heads_kv, head_dim).astype(new_kind)
+        arguments["v"] = normal(batch, new, heads_kv, widths["v_cache"]).astype(new_kind)
     if rotary:
         capacity = spare[1] if page_size is None else pages * page_size
         angles = rng.uniform(0, 7, (capacity + seqlen_q, int(head_dim * rotary) // 2))
@@ -110,7 +113,8 @@ def call(
             **placed, return_lse=True, engine=engine, **more
         )
         out, lse, key, value = map(to_host, (*results, placed["k_cache"], placed["v_cache"]))
-    return out, lse, key, value
+    kind = arguments["k_cache"].dtype  # on a GPU FP8 is uint8
+    return out, lse, key.view(kind), value.view(kind)
 
 
 def _copy(x: Any) -> Any:
@@ -135,16 +139,19 @@ def check(engine: str, arguments: dict[str, Any], **more: Any) -> tuple[Array, A
     assert out.dtype == dtype and out.shape == (*q.shape[:3], value.shape[3])
     assert lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
     right_key, right_value, written = reference.appended(arguments)
+    kind = key.dtype
     for got, given in ((key, arguments["k_cache"]), (value, arguments["v_cache"])):
         assert same_bits(got[~written], given[~written]), "bytes of other tokens changed"
-    assert same_bits(value[written], right_value[written].astype(dtype)), "v is not as given"
+    assert same_bits(value[written], right_value[written].astype(kind)), "v is not as given"
     stored, meant = key[written].astype(np.float64), right_key[written]
-    # Turned in float32 or wider, and rounded once.
+    # Turned in float32 or wider, and rounded once; with FP8 a second time, to a multiple of 2**-9.
     turning = 4 * EPSILON["float64" if dtype == np.float64 else "float32"]
     allowed = EPSILON[dtype.name] / 2 * np.abs(meant) + turning * np.abs(meant).max(initial=1)
+    if kind == FLOAT8:
+        allowed += np.maximum(2.0**-4 * np.abs(meant), 2.0**-10)
     assert (np.abs(stored - meant) <= allowed).all(), "k is not turned right"
     if arguments.get("rotary_cos") is None:
-        assert same_bits(key[written], meant.astype(dtype)), "k is not as given"
+        assert same_bits(key[written], meant.astype(kind)), "k is not as given"
     caches = key.astype(np.float64), value.astype(np.float64)
     wide = np.longdouble if dtype == np.float64 else np.float64
     exact, dense, single = (

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests import reference
+from tests.cases import FLOAT8
 
 Array = Any
 
@@ -47,8 +48,26 @@ def turned(x: Array, positions: Any, arguments: dict[str, Any]) -> Array:
     return result
 
 
+def descale(name: str, e: int, arguments: dict[str, Any]) -> Array:
+    """What the numbers of "k" or "v" of entry e are to be multiplied by, float32 ``(hk, 1)``."""
+    given = arguments.get(f"{name}_descale")
+    batch, heads_kv = arguments["q"].shape[0], arguments["k_cache"].shape[2]
+    factors = np.asarray(1 if given is None else given, np.float32)
+    return np.broadcast_to(factors, (batch, heads_kv))[e, :, None]
+
+
+def stored(x: Array, name: str, e: int, arguments: dict[str, Any]) -> Array:
+    """What of a token ``(hk, d)`` gets into the cache, in float64; FP8 rounds by ml_dtypes."""
+    if arguments["k_cache"].dtype != FLOAT8 or arguments[name].dtype == FLOAT8:
+        return x
+    x = x.astype(np.float64) / descale(name, e, arguments)
+    if name == "k" and arguments.get("rotary_cos") is not None:
+        return np.clip(x, -448, 448)  # not rounded, as it was not to 16 bits either
+    return np.clip(x.astype(np.float32), -448, 448).astype(FLOAT8).astype(np.float64)
+
+
 def appended(arguments: dict[str, Any]) -> tuple[Array, Array, Array]:
-    """Return the caches with the new tokens, in float64, and where there are such, bool."""
+    """Return the caches' numbers with the new tokens, float64, and where there are such, bool."""
     key, value = (arguments[name].astype(np.float64) for name in ("k_cache", "v_cache"))
     written = np.zeros(key.shape[:2], bool)
     if arguments.get("k") is not None:
@@ -57,13 +76,14 @@ def appended(arguments: dict[str, Any]) -> tuple[Array, Array, Array]:
             keys = turned(arguments["k"][e], positions, arguments)
             for t, position in enumerate(positions):
                 index = place(e, position, arguments)
-                key[index], value[index] = keys[t], arguments["v"][e, t].astype(np.float64)
+                key[index] = stored(keys[t], "k", e, arguments)
+                value[index] = stored(arguments["v"][e, t].astype(np.float64), "v", e, arguments)
                 written[index] = True
     return key, value, written
 
 
 def attention(arguments: dict[str, Any], key: Array, value: Array, dtype: Any) -> reference.Dense:
-    """Out ``(b, sq, h, dv)`` and lse ``(b, h, sq)`` over the caches after the append."""
+    """Out ``(b, sq, h, dv)`` and lse ``(b, h, sq)`` over the caches' numbers after the append."""
     q, window = arguments["q"], arguments.get("window")
     causal = arguments.get("causal", True)
     seqlen_q, slopes = q.shape[1], arguments.get("alibi_slopes")
@@ -75,8 +95,8 @@ def attention(arguments: dict[str, Any], key: Array, value: Array, dtype: Any) -
         index = tuple(np.array([place(e, p, arguments) for p in positions], int).reshape(-1, 2).T)
         dense = reference.attention(
             turned(q[e], [before + i * each for i in range(seqlen_q)], arguments)[None],
-            key[index][None],
-            value[index][None],
+            (key[index] * descale("k", e, arguments).astype(np.float64))[None],
+            (value[index] * descale("v", e, arguments).astype(np.float64))[None],
             causal=causal,
             window=window,
             softmax_scale=arguments.get("softmax_scale"),

@@ -11,7 +11,7 @@ beyond one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -70,12 +70,12 @@ def main() -> None:
                 calls += 2
             except UnsupportedError:
                 continue
-    calls += watch_caches() + watch_float8()
+    calls += watch_caches() + watch_caches(cached_as_float8) + watch_float8()
     cupy.cuda.runtime.deviceSynchronize()
     print(f"{calls} calls watched")
 
 
-def watch_caches() -> int:
+def watch_caches(cached: Callable[[Any], Any] = lambda x: x) -> int:
     """Steps of generation with one new token and with several, in one piece and in pages."""
     batch, heads, heads_kv, dim, page, pages = 3, 4, 2, 64, 16, 8
     lengths = cupy.asarray([0, 77, page * pages - 3], "int32")  # the last has no room for all
@@ -84,7 +84,7 @@ def watch_caches() -> int:
     calls = 0
     for tokens, page_table, splits in product((1, 5), (None, table), (1, 3)):
         shape = (batch, page * pages) if page_table is None else (batch * pages, page)
-        caches = [draw((*shape, heads_kv, dim), np.float16) for _ in range(2)]
+        caches = [cached(draw((*shape, heads_kv, dim), np.float16)) for _ in range(2)]
         key, value = draw((2, batch, tokens, heads_kv, dim), np.float16)
         flash_attention_with_kvcache(
             draw((batch, tokens, heads, dim), np.float16), *caches, k=key, v=value,
@@ -93,6 +93,11 @@ def watch_caches() -> int:
         )  # fmt: skip
         calls += 1
     return calls
+
+
+def cached_as_float8(x: Any) -> Any:
+    """A cache of the same numbers in FP8."""
+    return quantize_fp8(x)[0]
 
 
 def watch_float8() -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from cupyflash import _arrays, _engines
 from cupyflash._cuda import decode
+from cupyflash._float8 import FLOAT8
 from cupyflash._kvcache import attend
 
 METHODS = (
@@ -34,7 +35,19 @@ METHODS = (
     "reshape",
 )
 METHODS += ("sum", "swapaxes", "transpose", "view")
-OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or")
+OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "lshift",
+)
 OTHERS = ("lt", "le", "gt", "ge", "eq", "ne", "abs", "neg", "invert")
 
 
@@ -172,12 +185,13 @@ class Namespace:
 @contextmanager
 def strict_device() -> Iterator[None]:
     """Make cupyflash take `DeviceArray`s as CuPy's; the attention itself is the NumPy engine's."""
-    namespace, host_attention = Namespace(), attend.flash_attention_varlen_forward
+    namespace, host_attention = Namespace(), attend.forward_over_cache
 
     def attention(*arrays: Any, **options: Any) -> Any:
         assert all(isinstance(x, DeviceArray) for x in arrays[:3]), "q, k and v are on the device"
+        arrays = tuple(_as_float8(on_host(x)) for x in arrays)
         options = {name: on_host(x) for name, x in options.items()} | {"engine": None}
-        out, saved = host_attention(*map(on_host, arrays), **options)
+        out, saved = host_attention(*arrays, **options)
         return DeviceArray(out), SimpleNamespace(lse=DeviceArray(saved.lse))
 
     def select(problem: Any, place: Any, *args: Any, **kwargs: Any) -> str:
@@ -189,9 +203,14 @@ def strict_device() -> Iterator[None]:
         mock.patch.object(_arrays, "require_cupy", return_value=namespace),
         mock.patch.dict(sys.modules, {"cupy": namespace}),
         mock.patch.object(_engines, "select", select),
-        mock.patch.object(attend, "flash_attention_varlen_forward", attention),
+        mock.patch.object(attend, "forward_over_cache", attention),
     ):
         yield
+
+
+def _as_float8(x: Any) -> Any:
+    """FP8 is uint8 on a device."""
+    return x.view(FLOAT8) if x.dtype == np.uint8 else x
 
 
 def to_device(x: Any) -> Any:

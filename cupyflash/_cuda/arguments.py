@@ -229,9 +229,9 @@ def fill(
         Of the call's operands.
     """
     accumulator = ITEMSIZE[problem.accumulator_dtype]
+    dtypes = dict.fromkeys(("key", "value"), problem.key_dtype) | {"out": problem.output_dtype}
     for name, strides in heads.items():
-        dtype = problem.output_dtype if name == "out" else problem.dtype
-        params[f"{name}_strides"] = head_strides(strides, ITEMSIZE[dtype])
+        params[f"{name}_strides"] = head_strides(strides, ITEMSIZE[dtypes.get(name, problem.dtype)])
     for name, given in statistics.items():
         if given is not None:
             params[f"{name}_strides"] = statistic_strides(given, accumulator)

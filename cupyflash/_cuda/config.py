@@ -15,6 +15,7 @@ class ForwardConfig:
     """What a forward kernel is compiled for: ``ForwardConfig`` of the C++ file."""
 
     dtype: str
+    kv_dtype: str
     out_dtype: str
     head_dim: int
     head_dim_v: int

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupyflash._cuda.params import ATTENTION, FORWARD_PARAMS
 
-__all__ = ["ARRAYS", "CACHE_PARAMS", "CACHE_POINTERS", "AppendConfig", "DecodeConfig"]
+__all__ = ["ARRAYS", "CACHE_PARAMS", "CACHE_POINTERS", "DESCALES", "AppendConfig", "DecodeConfig"]
 
 # ``CacheParams`` of kernels/attention/params_decode.cuh.
 CACHE_POINTERS = (
@@ -27,12 +27,16 @@ CACHE_POINTERS = (
     "sin",
     "alibi_slopes",
     "sinks",
+    "key_descale",
+    "value_descale",
     "partial_sums",
     "partial_statistics",
     "faults",
 )
 ARRAYS = CACHE_POINTERS[:7]  # with a head_dim
+DESCALES = ("key_descale", "value_descale")
 _STRIDES = FORWARD_PARAMS["query_strides"]
+_DESCALE_STRIDES = FORWARD_PARAMS["key_descale_strides"]
 CACHE_PARAMS: np.dtype[np.void] = np.dtype(
     [
         *((name, np.uint64) for name in CACHE_POINTERS),
@@ -44,6 +48,9 @@ CACHE_PARAMS: np.dtype[np.void] = np.dtype(
         ("blocks_page_stride", np.int64),
         ("cos_strides", (np.int64, (2,))),
         ("sin_strides", (np.int64, (2,))),
+        *((f"{name}_strides", _DESCALE_STRIDES) for name in DESCALES),
+        ("key_scale", np.float64),
+        ("value_scale", np.float64),
         ("attention", ATTENTION),
         ("num_blocks", np.int32),
         ("new_tokens", np.int32),
@@ -62,6 +69,7 @@ class DecodeConfig:
     """``DecodeConfig`` of kernels/attention/config_decode.cuh."""
 
     dtype: str
+    kv_dtype: str
     head_dim: int
     head_dim_v: int
     row_warps: int
@@ -70,6 +78,7 @@ class DecodeConfig:
     stages: int
     kept_steps: int
     load_width: int
+    cache_width: int
     store_width: int
     page_size: int
     raw_scores: bool
@@ -86,6 +95,7 @@ class AppendConfig:
     """``AppendConfig`` of the same file."""
 
     dtype: str
+    kv_dtype: str
     rotary_dtype: str
     width: int
     page_size: int

@@ -15,7 +15,7 @@ from cupyflash._cuda.arguments import (
     head_strides,
     row_alignment,
 )
-from cupyflash._cuda.config_decode import ARRAYS, CACHE_PARAMS, CACHE_POINTERS
+from cupyflash._cuda.config_decode import ARRAYS, CACHE_PARAMS, CACHE_POINTERS, DESCALES
 from cupyflash._cuda.device import Device, require_cupy
 from cupyflash._cuda.launch import LaunchSequence
 from cupyflash._cuda.module import load
@@ -60,8 +60,10 @@ class CacheLayout(NamedTuple):
     cos: Strides
     sin: Strides
     rotary_shape: tuple[int, ...]
-    alibi_slopes: Strides  # by (batch, head); 0 if absent
+    alibi_slopes: Strides  # by (batch, head); 0 if absent, as those of the descales
     sinks: Strides
+    key_descale: Strides
+    value_descale: Strides
     num_blocks: int
     turns_each_query: bool
     read_alignment: int  # power of two that divides the addresses of query, key, value
@@ -130,9 +132,16 @@ def _params(problem: CacheProblem, layout: CacheLayout, plan: DecodePlan) -> npt
     out = (attention.seqlen_q * out_row, out_row, attention.head_dim_v * itemsize, itemsize)
     strides = {name: getattr(layout, name, None) for name in ARRAYS}
     strides |= {"attended": layout.attended(problem), "out": out}
+    dtypes = dict.fromkeys(("key", "value"), attention.key_dtype)
+    dtypes |= dict.fromkeys(("new_key", "new_value"), problem.given_dtype)
     for name, given in strides.items():
         if given is not None:
-            params[f"{name}_strides"] = head_strides(given, itemsize)
+            dtype = dtypes.get(name, attention.dtype)
+            params[f"{name}_strides"] = head_strides(given, ITEMSIZE[dtype])
+    for name in DESCALES:
+        batch, head = getattr(layout, name)
+        params[f"{name}_strides"] = batch // _FLOAT32, head // _FLOAT32
+    params["key_scale"], params["value_scale"] = attention.key_scale, attention.value_scale
     (params["lengths_stride"],) = (stride // _INT32 for stride in layout.lengths)
     (params["leftpad_stride"],) = (stride // _INT32 for stride in layout.leftpad)
     entry, page = (stride // _INT32 for stride in layout.blocks)

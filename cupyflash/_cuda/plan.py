@@ -58,7 +58,7 @@ SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "floa
 LEAST_CAPABILITY = (7, 5)
 SUPPORTED_FEATURES = frozenset(
     {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
-    | {"mask", "block_mask", "bias", "dropout", "score_mod", "float32_output"}
+    | {"mask", "block_mask", "bias", "dropout", "score_mod", "float32_output", "float8_cache"}
 )
 
 _DELTA_THREADS = 256
@@ -185,6 +185,7 @@ def plan_forward(
     tile = choose_tile(problem, device, candidates, forward_bytes, wide)
     config = ForwardConfig(
         **_common(problem, device, tile.resident, tile.streamed, tile.warps),
+        kv_dtype=problem.key_dtype,
         out_dtype=problem.output_dtype,
         load_width=_width(problem, vector_bytes, problem.head_dim, problem.head_dim_v),
         store_width=_store_width(problem, problem.output_dtype, store_bytes, problem.head_dim_v),

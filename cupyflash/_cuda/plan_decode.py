@@ -30,7 +30,6 @@ from cupyflash._cuda.tiles_decode import (
     choose_splits,
     choose_tile,
 )
-from cupyflash._cuda.tiles_mma import bucket
 from cupyflash._problem import Problem
 
 __all__ = [
@@ -59,8 +58,23 @@ class CacheProblem:
     attention: Problem
     page_size: int = 0  # 0: an entry lies in one piece
     new_tokens: int = 0
+    new_dtype: str | None = None  # of new tokens; None: that of the caches
+    key_factors: bool = False  # k's descales are arrays, which softmax_scale does not know
     rotary_dtype: str | None = None  # of cosines and sines; None: nothing is turned
     interleaved: bool = True
+
+    @property
+    def given_dtype(self) -> str:
+        """The dtype of new tokens."""
+        return self.new_dtype or self.attention.key_dtype
+
+    @property
+    def padded_dims(self) -> tuple[int, int]:
+        """Head dims that kernels are compiled for: rows of whole 64 bytes."""
+        dims = self.attention.head_dim, self.attention.head_dim_v
+        step = 64 // ITEMSIZE[self.attention.key_dtype]
+        head_dim, head_dim_v = (-(-dim // step) * step for dim in dims)
+        return head_dim, head_dim_v
 
     @property
     def rows(self) -> int:
@@ -153,14 +167,15 @@ def plan_append(problem: CacheProblem, vector_bytes: int = VECTOR_BYTES) -> Appe
     attention = problem.attention
     check_lengths(attention)
     width = access_width(
-        vector_bytes, ITEMSIZE[attention.dtype], attention.head_dim, attention.head_dim_v
+        vector_bytes, ITEMSIZE[problem.given_dtype], attention.head_dim, attention.head_dim_v
     )
     rotary = problem.rotary_dtype is not None
     rows = problem.new_tokens * attention.num_heads_kv
     rows += attention.seqlen_q * attention.num_heads * rotary
     blocks = -(-attention.batch * rows * 32 // _APPEND_THREADS)
     config = AppendConfig(
-        dtype=attention.dtype,
+        dtype=problem.given_dtype,
+        kv_dtype=attention.key_dtype,
         rotary_dtype=problem.rotary_dtype or "float32",
         width=width,
         page_size=problem.page_size,
@@ -204,9 +219,8 @@ def splits_of(
 
 def tile_of(problem: CacheProblem, device: Device) -> DecodeTile:
     """Return how a block shares its work; UnsupportedError if the device has too little memory."""
-    attention = problem.attention
-    dims = bucket(attention.head_dim), bucket(attention.head_dim_v)
-    return choose_tile(problem.rows, *dims, device)
+    itemsize = ITEMSIZE[problem.attention.key_dtype]
+    return choose_tile(problem.rows, *problem.padded_dims, device, itemsize)
 
 
 @lru_cache(maxsize=4096)
@@ -222,12 +236,13 @@ def plan_decode(
     """
     attention = problem.attention
     check_lengths(attention)
-    head_dim, head_dim_v = bucket(attention.head_dim), bucket(attention.head_dim_v)
+    head_dim, head_dim_v = problem.padded_dims
     tile = tile_of(problem, device)
     tiles = -(-problem.rows // tile.rows)
     dims = attention.head_dim, attention.head_dim_v
     config = DecodeConfig(
         dtype=attention.dtype,
+        kv_dtype=attention.key_dtype,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         row_warps=tile.row_warps,
@@ -236,9 +251,10 @@ def plan_decode(
         stages=tile.stages,
         kept_steps=_kept_steps(tile, max(head_dim, head_dim_v)),
         load_width=access_width(vector_bytes, ITEMSIZE[attention.dtype], *dims),
+        cache_width=_cache_width(vector_bytes, attention.key_dtype, *dims),
         store_width=access_width(VECTOR_BYTES, ITEMSIZE[attention.dtype], attention.head_dim_v),
         page_size=problem.page_size,
-        raw_scores=_raw_scores(attention),
+        raw_scores=_raw_scores(problem),
         window=attention.window_left is not None or attention.window_right is not None,
         softcap=attention.softcap is not None,
         alibi="alibi_slopes" in attention.extras,
@@ -251,7 +267,7 @@ def plan_decode(
         "cupyflash_decode",
         problem.pairs * tiles * splits.count,
         tile.threads,
-        tile.shared_memory(head_dim, head_dim_v),
+        tile.shared_memory(head_dim, head_dim_v, ITEMSIZE[attention.key_dtype]),
     )
     combine = None
     if config.split:
@@ -267,7 +283,14 @@ def _kept_steps(tile: DecodeTile, widest: int) -> int:
     return 4 if tile.row_warps == 1 else 0
 
 
-def _raw_scores(problem: Problem) -> bool:
+def _cache_width(vector_bytes: int, dtype: str, *head_dims: int) -> int:
+    """Return how many elements of a cache one load moves: cp.async moves 4 bytes at least."""
+    width = access_width(vector_bytes, ITEMSIZE[dtype], *head_dims)
+    return width if width * ITEMSIZE[dtype] >= 4 else 1
+
+
+def _raw_scores(problem: CacheProblem) -> bool:
     """Whether the scale can wait for the exponent."""
-    changed = problem.softcap is not None or "alibi_slopes" in problem.extras
-    return not changed and scale_can_wait(problem)
+    attention = problem.attention
+    changed = attention.softcap is not None or "alibi_slopes" in attention.extras
+    return not changed and not problem.key_factors and scale_can_wait(attention)

@@ -49,37 +49,41 @@ class DecodeTile:
         """Threads of a block."""
         return 32 * self.row_warps * self.key_warps
 
-    def shared_memory(self, head_dim: int, head_dim_v: int) -> int:
-        """Return ``DecodeShape::bytes``; head dims are padded ones."""
+    def shared_memory(self, head_dim: int, head_dim_v: int, itemsize: int = 2) -> int:
+        """Return ``DecodeShape::bytes``; head dims are padded ones, `itemsize` is the cache's."""
         pipeline = 2 * self.rows * head_dim
-        pipeline += 2 * self.stages * self.keys * (head_dim + head_dim_v)
+        pipeline += itemsize * self.stages * self.keys * (head_dim + head_dim_v)
         return max(pipeline, 4 * self.key_warps * self.rows * (2 + head_dim_v + 8))
 
 
-def _shapes(rows: int, widest: int) -> tuple[tuple[int, int, int], ...]:
-    """Return (row_warps, key_warps, warp_keys) by preference."""
+def _shapes(rows: int, row_bytes: int) -> tuple[tuple[int, int, int], ...]:
+    """Return (row_warps, key_warps, warp_keys) by preference, for the widest rows of a cache."""
     if rows <= 16:
         # Four pipelines that never wait for each other; where they do not fit, two.
-        return (1, 4, 32 if widest <= 64 else 16), (1, 2, 16)
+        return (1, 4, 32 if row_bytes <= 128 else 16), (1, 2, 16)
     if rows <= 32:
-        return (2, 2, 32 if widest <= 128 else 16), (2, 1, 16)
-    return ((4, 1, 32 if widest <= 128 else 16),)
+        return (2, 2, 32 if row_bytes <= 256 else 16), (2, 1, 16)
+    return ((4, 1, 32 if row_bytes <= 256 else 16),)
 
 
 @lru_cache(maxsize=1024)
-def choose_tile(rows: int, head_dim: int, head_dim_v: int, device: Device) -> DecodeTile:
+def choose_tile(
+    rows: int, head_dim: int, head_dim_v: int, device: Device, itemsize: int = 2
+) -> DecodeTile:
     """Return the first shape that fits the device, with as many stages as fit.
+
+    `itemsize` is that of a cache's elements.
 
     Two blocks a multiprocessor where each has enough stages, since one then starts or ends while
     the other reads; else one.
     """
     limit = device.shared_memory_per_block_optin
-    for shape in _shapes(rows, max(head_dim, head_dim_v)):
+    for shape in _shapes(rows, itemsize * max(head_dim, head_dim_v)):
         for blocks, least in ((2, _ENOUGH_STAGES), (1, 2)):
             room = (limit + _RESERVED) // blocks - _RESERVED
             for stages in range(_MOST_STAGES, least - 1, -1):
                 tile = DecodeTile(*shape, stages, blocks)
-                if tile.shared_memory(head_dim, head_dim_v) <= room:
+                if tile.shared_memory(head_dim, head_dim_v, itemsize) <= room:
                     return tile
     raise UnsupportedError(
         f"head dims {head_dim} and {head_dim_v} need more shared memory than {device.name} has"

@@ -1,14 +1,27 @@
-"""Writing new tokens into the cache, in place, and nowhere else."""
+"""Writing new tokens into the cache, in place, and nowhere else; to FP8 where the cache is that."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cupyflash._arrays import Place
+from cupyflash._float8 import float8_bits
 from cupyflash._kvcache.bits import as_bits
 from cupyflash._kvcache.storage import Storage
 
 Array = Any
+
+
+def quantized(x: Array, number: float, factors: Array | None, xp: Any) -> Array:
+    """Divide 16-bit tokens ``(b, s, hk, width)`` by their descale, and round them to e4m3's bits.
+
+    The descale is `number`, or `factors` ``(1 or b, hk)``; the division is float32's.
+    """
+    factor = np.float32(number) if factors is None else factors[:, None, :, None]
+    with np.errstate(all="ignore"):
+        return float8_bits(x.astype(np.float32) / factor, xp)
 
 
 def append(storage: Storage, key: Array, value: Array, positions: Array, place: Place) -> None:

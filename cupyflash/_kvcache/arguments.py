@@ -30,6 +30,8 @@ class CacheArrays(NamedTuple):
     sin: Array | None
     alibi_slopes: Array | None  # (1 or b, h)
     sinks: Array | None
+    key_descale: Array | None  # (1 or b, hk)
+    value_descale: Array | None
 
 
 def arrays_of(call: CacheCall) -> CacheArrays:
@@ -46,7 +48,7 @@ def arrays_of(call: CacheCall) -> CacheArrays:
     cos, sin = (None, None) if call.rotary is None else (call.rotary.cos, call.rotary.sin)
     return CacheArrays(
         query, storage.key, storage.value, new_key, new_value, lengths, leftpad, blocks, cos, sin,
-        operands.alibi_slopes, operands.sinks,
+        operands.alibi_slopes, operands.sinks, operands.key_descale, operands.value_descale,
     )  # fmt: skip
 
 
@@ -70,6 +72,8 @@ def problem_of(call: CacheCall) -> CacheProblem:
         attention,
         page_size=storage.key.shape[1] if storage.paged else 0,
         new_tokens=0 if call.new is None else call.new[0].shape[1],
+        new_dtype=bound.dtype if call.quantizes else None,
+        key_factors=call.attention.operands.key_descale is not None,
         rotary_dtype=None if rotary is None else FLOAT_DTYPES[rotary.cos.dtype],
         interleaved=rotary is None or rotary.interleaved,
     )
@@ -81,10 +85,11 @@ def layout_of(call: CacheCall, arrays: CacheArrays, addresses: list[int]) -> Cac
     def strides(array: Array | None, axes: int) -> tuple[int, ...]:
         return (0,) * axes if array is None else tuple(array.strides)
 
-    slopes = arrays.alibi_slopes
-    alibi = strides(slopes, 2)
-    if slopes is not None and slopes.shape[0] == 1:
-        alibi = 0, alibi[1]
+    def by_head(array: Array | None) -> tuple[int, ...]:
+        if array is not None and array.shape[0] == 1:
+            return 0, array.strides[1]
+        return strides(array, 2)
+
     new_key, new_value = arrays.new_key, arrays.new_value
     return CacheLayout(
         query=arrays.query.strides,
@@ -98,8 +103,10 @@ def layout_of(call: CacheCall, arrays: CacheArrays, addresses: list[int]) -> Cac
         cos=strides(arrays.cos, 2),
         sin=strides(arrays.sin, 2),
         rotary_shape=(0, 0) if arrays.cos is None else tuple(arrays.cos.shape),
-        alibi_slopes=alibi,
+        alibi_slopes=by_head(arrays.alibi_slopes),
         sinks=strides(arrays.sinks, 1),
+        key_descale=by_head(arrays.key_descale),
+        value_descale=by_head(arrays.value_descale),
         num_blocks=len(arrays.key),
         turns_each_query=call.rotates_each_query,
         read_alignment=alignment(addresses[:3]),

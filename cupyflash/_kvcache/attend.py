@@ -14,7 +14,7 @@ from cupyflash._kvcache.entries import Entries
 from cupyflash._kvcache.last_token import grouped, ungrouped, without_window
 from cupyflash._kvcache.rows import Rows
 from cupyflash.merge import merge_states
-from cupyflash.varlen import flash_attention_varlen_forward
+from cupyflash.varlen import forward_over_cache
 
 Array = Any
 
@@ -110,8 +110,6 @@ def _parts(query: Array, rows: Rows, edges: Array, options: dict[str, Any]) -> t
         query[:, None], (batch, parts, seqlen_q, num_heads, head_dim)
     ).reshape(-1, num_heads, head_dim)
     options = _with_entries(options, batch, lambda x: array.repeat(x, parts + 1, axis=0))
-    out, saved = flash_attention_varlen_forward(
-        repeated, rows.key, rows.value, *cu_seqlens, **options
-    )
+    out, saved = forward_over_cache(repeated, rows.key, rows.value, *cu_seqlens, **options)
     lse = saved.lse.reshape(num_heads, batch, parts, seqlen_q).transpose(1, 2, 0, 3)
     return out.reshape(batch, parts, seqlen_q, num_heads, out.shape[-1]), lse

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import _engines, _options, _validate
+from cupyflash import _options, _validate
 from cupyflash._arrays import (
     HOST,
     Place,
@@ -53,6 +53,11 @@ class CacheCall:
     options: dict[str, Any]  # of the attention itself
     attention: _validate.Call  # the same checked, for queries without keys
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether new tokens are 16-bit and the caches FP8."""
+        return self.new is not None and self.new[0].dtype != self.storage.key.dtype
+
 
 def bind(
     q: Any,
@@ -94,10 +99,11 @@ def bind(
         cache_seqlens, cache_leftpad, query.shape[0], new_length, storage.capacity, place
     )
     require_pages(storage, entries)
-    if is_float8(query) and not (rotary_cos is None and rotary_sin is None):
+    turned = query if new is None else new[0]
+    if is_float8(turned) and not (rotary_cos is None and rotary_sin is None):
         raise UnsupportedError(
             "rotary_cos and rotary_sin turn q and the new k, which FP8 would round once more; "
-            "turn them before quantize_fp8"
+            "turn them before quantize_fp8, or give q, k and v as float16 or bfloat16"
         )
     rotary = bind_rotary(rotary_cos, rotary_sin, rotary_interleaved, query, place)
     windowed = any(side is not None for side in options["window"] or ())
@@ -137,7 +143,7 @@ def _caches(query: Array, k_cache: Any, v_cache: Any, place: Place) -> tuple[Arr
     key, value = as_operand(k_cache, "k_cache"), as_operand(v_cache, "v_cache")
     for name, cache in (("k_cache", key), ("v_cache", value)):
         require_place(cache, name, place)
-        _require_dtype(name, cache, query)
+        _require_cache_dtype(name, cache, query)
         if cache.ndim != 4:
             raise ValueError(
                 f"{name} must have 4 axes, (b_cache, s_cache, hk, d) or with page_table "
@@ -145,6 +151,10 @@ def _caches(query: Array, k_cache: Any, v_cache: Any, place: Place) -> tuple[Arr
             )
     if key.shape[3] != query.shape[3]:
         raise ValueError(f"k_cache must have q's head_dim {query.shape[3]}, got {describe(key)}")
+    if value.dtype != key.dtype:
+        raise TypeError(
+            f"v_cache must have k_cache's dtype {key.dtype}, got {describe(value)}; use .astype"
+        )
     if value.shape[:3] != key.shape[:3]:
         raise ValueError(
             f"v_cache must have k_cache's first axes {tuple(key.shape[:3])}, got {describe(value)}"
@@ -163,49 +173,64 @@ def _new_tokens(
     length = new_key.shape[1] if new_key.ndim == 4 else "s_new"
     for name, new, cache in (("k", new_key, key), ("v", new_value, value)):
         require_place(new, name, place)
-        _require_dtype(name, new, query)
+        _require_new_dtype(name, new, query, cache)
         expected = (query.shape[0], length, *cache.shape[2:])
         if tuple(new.shape) != expected:
             raise ValueError(
                 f"{name} must have shape (b, s_new, hk, d) = {expected} as q and {name}_cache "
                 f"have, got {describe(new)}"
             )
+    if new_value.dtype != new_key.dtype:
+        raise TypeError(
+            f"v must have k's dtype {new_key.dtype}, got {describe(new_value)}; use .astype"
+        )
     return new_key, new_value
 
 
-def _require_dtype(name: str, array: Array, query: Array) -> None:
-    if array.dtype != query.dtype:
+def _require_cache_dtype(name: str, cache: Array, query: Array) -> None:
+    sixteen_bits = query.dtype in _validate.CACHED_AS_FLOAT8
+    if cache.dtype != query.dtype and not (sixteen_bits and is_float8(cache)):
+        alternative = " or float8_e4m3fn" if sixteen_bits else ""
         raise TypeError(
-            f"{name} must have q's dtype {query.dtype}, got {describe(array)}; use .astype"
+            f"{name} must have q's dtype {query.dtype}{alternative}, got {describe(cache)}; "
+            "use .astype"
+        )
+
+
+def _require_new_dtype(name: str, new: Array, query: Array, cache: Array) -> None:
+    if new.dtype not in (query.dtype, cache.dtype):
+        alternative = "" if cache.dtype == query.dtype else " or float8_e4m3fn as its cache"
+        raise TypeError(
+            f"{name} must have q's dtype {query.dtype}{alternative}, got {describe(new)}; "
+            "use .astype"
         )
 
 
 def _bound_options(
     query: Array, key: Array, value: Array, options: dict[str, Any], place: Place
 ) -> tuple[dict[str, Any], _validate.Call]:
-    """Let the core check the options and the engine, on one row in the place of all."""
+    """Let the core check the options, on one row in the place of all."""
     causal, top_left = _options.alignment(options["causal"])
     if top_left:
         raise ValueError(
             "causal must be True or False: the queries are an entry's last tokens, got 'top-left'"
         )
-    batch, seqlen_q, num_heads, head_dim = query.shape
+    batch, seqlen_q, num_heads, _ = query.shape
     xp = place.namespace
     with place.current():
-        row = xp.empty((1, 1, max(head_dim, value.shape[3])), query.dtype)
 
-        def rows(length: int, heads: int, width: int) -> Array:
-            return xp.broadcast_to(row[..., :width], (length, heads, width))
+        def rows(length: int, heads: int, like: Array) -> Array:
+            row = xp.empty((1, 1, like.shape[3]), like.dtype)
+            return xp.broadcast_to(row, (length, heads, like.shape[3]))
 
         ends = np.arange(batch + 1, dtype=np.int32) * np.int32(seqlen_q)
         call = _validate.bind(
-            rows(batch * seqlen_q, num_heads, head_dim),
-            rows(0, key.shape[2], head_dim),
-            rows(0, key.shape[2], value.shape[3]),
+            rows(batch * seqlen_q, num_heads, query),
+            rows(0, key.shape[2], key),
+            rows(0, key.shape[2], value),
             Options(**options),
-            sequences=Sequences(ends, np.zeros_like(ends)),
+            sequences=Sequences(ends, np.zeros_like(ends), of_cache=True),
         )
-    _engines.select(call.problem, place, call.options.engine)
     taken = {
         name: as_array(options[name], name)
         for name in PER_ENTRY

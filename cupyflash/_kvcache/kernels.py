@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash._arrays import FLOAT_DTYPES, has_contiguous_last_axis
-from cupyflash._cuda import decode
+from cupyflash._cuda import decode, trial
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_decode import splits_of, tile_of
 from cupyflash._cuda.scratch import keep
@@ -25,11 +25,13 @@ _MOST_TOKENS = 2**30 - 1  # of an entry, so that a position plus a window bound 
 def serve(call: CacheCall) -> bool:
     """Whether the kernels know what such a call asks for, on a device that has them."""
     query, (key, value) = call.query, (call.storage.key, call.storage.value)
+    problem = call.attention.problem
     batch, seqlen_q, num_heads, head_dim = query.shape
     rows = seqlen_q * num_heads // max(1, key.shape[2])
     return (
         FLOAT_DTYPES.get(query.dtype) in _DTYPES
         and call.options["out_dtype"] is None
+        and (not problem.is_float8 or trial.enabled())
         and 0 < rows <= MOST_ROWS
         and min(batch, head_dim, value.shape[3], len(key)) > 0
         and 0 < call.storage.capacity <= _MOST_TOKENS

@@ -24,6 +24,7 @@ Array = Any
 
 _ALIGNMENT_MASK = 15  # vector loads move at most 16 bytes
 _MAX_RECIPES = 4096
+_NUMBERS = (int, float, np.number)
 _recipes: dict[Hashable, Recipe] = {}
 
 
@@ -43,6 +44,8 @@ class GivenArrays(NamedTuple):
     rotary_sin: Any
     alibi_slopes: Any
     sinks: Any
+    k_descale: Any  # or a number
+    v_descale: Any
 
 
 class Recipe:
@@ -54,6 +57,7 @@ class Recipe:
         self._between = between
         self._cuda = require_cupy().cuda
         self._device_id = call.place.device_id
+        self._is_float8 = call.attention.problem.is_float8
         self._capacity = call.storage.capacity
         self._new_tokens = 0 if call.new is None else call.new[0].shape[1]
         # Positions that an int must leave for new tokens, and for angles.
@@ -77,6 +81,8 @@ class Recipe:
         if self._tokens and not self._apart(k_cache, v_cache, (q, k, v)):
             return None
         blocks = chosen if table is None else table
+        if self._is_float8:  # numbers are known to the kernels
+            others[-2:] = (None if isinstance(x, _NUMBERS) else x for x in others[-2:])
         arrays = (q, k_cache, v_cache, k, v, lengths, leftpad, blocks, *others)  # CacheArrays
         cuda = self._cuda
         if cuda.runtime.getDevice() == self._device_id:
@@ -110,7 +116,8 @@ def look_up(given: GivenArrays, options: tuple[Any, ...]) -> tuple[Hashable | No
     if not is_cupy(given.q) or type(given.k_cache) is not kind or type(given.v_cache) is not kind:
         return None, None
     forms: list[Any] = []
-    for x in given:
+    *arrays, k_descale, v_descale = given
+    for x in arrays:
         if x is None:
             forms.append(None)
         elif type(x) is kind:
@@ -121,6 +128,14 @@ def look_up(given: GivenArrays, options: tuple[Any, ...]) -> tuple[Hashable | No
             forms.append(int)
         else:
             return None, None
+    if k_descale is not None or v_descale is not None:
+        for x in (k_descale, v_descale):
+            if type(x) is kind:  # read element by element
+                forms.append((x.shape, x.strides, x.dtype, x.data.device_id))
+            elif x is None or isinstance(x, _NUMBERS):
+                forms.append((type(x), x))
+            else:
+                return None, None
     # The types too: True equals 1, yet only one of them is a window's bound.
     window = options[1] if isinstance(options[1], tuple) else ()
     key = (*forms, options, *map(type, options), *map(type, window))

@@ -44,6 +44,11 @@ struct FromAccumulator<BFloat16, float> {
   }
 };
 
+template <>
+struct FromAccumulator<Float8E4M3, float> {
+  static __device__ Float8E4M3 convert(float value) { return to_float8(value); }
+};
+
 template <class Element, class T>
 __device__ inline Element from_accumulator(T value) {
   return FromAccumulator<Element, T>::convert(value);

@@ -18,6 +18,11 @@ __device__ inline void store_shared(unsigned address, unsigned short value) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
+__device__ inline void store_shared(unsigned address, uint8 value) {
+  asm volatile("st.shared.b8 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(value))
+               : "memory");
+}
+
 __device__ inline void store_shared(unsigned address, float4 value) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
                "f"(value.y), "f"(value.z), "f"(value.w)
@@ -28,6 +33,15 @@ __device__ inline uint4 load_shared(unsigned address) {
   uint4 value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ inline uint2 load_shared_words(unsigned address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
                : "r"(address)
                : "memory");
   return value;

@@ -6,7 +6,8 @@
 namespace cupyflash {
 
 struct ForwardConfig {
-  DataType dtype;      // of q, k and v
+  DataType dtype;      // of q
+  DataType kv_dtype;   // of k and v: the same, or FP8 where q is 16-bit
   DataType out_dtype;  // of out
   int head_dim;        // of q and k, padded to a multiple of 32
   int head_dim_v;      // of v and out, padded likewise
@@ -30,6 +31,7 @@ struct ForwardConfig {
   bool score_mod;
 
   __device__ constexpr int threads() const { return 32 * warps; }
+  __device__ constexpr bool float8_keys() const { return is_float8(kv_dtype); }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
@@ -60,6 +62,7 @@ struct BackwardConfig {
   bool exact_sums;  // gradients of a score_mod's arrays do not depend on the order of blocks
 
   __device__ constexpr int threads() const { return 32 * warps; }
+  __device__ constexpr bool float8_keys() const { return false; }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }

@@ -33,6 +33,7 @@ struct MmaForwardConfig {
   bool trial;          // work on scores under both products, a way that no GPU has run yet
 
   __device__ constexpr int threads() const { return 32 * warps; }
+  __device__ constexpr bool float8_keys() const { return false; }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
@@ -81,6 +82,7 @@ struct MmaBackwardConfig {
 
   __device__ constexpr int warps() const { return key_warps * query_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
+  __device__ constexpr bool float8_keys() const { return false; }
   /// Columns of dq's float32 sums.
   __device__ constexpr int sum_dim() const { return head_dim; }
 

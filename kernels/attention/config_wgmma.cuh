@@ -33,6 +33,7 @@ struct WgmmaForwardConfig {
   __device__ constexpr int itemsize() const { return is_float8(dtype) ? 1 : 2; }
   __device__ constexpr int consumers() const { return block_m / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
+  __device__ constexpr bool float8_keys() const { return is_float8(dtype); }
 };
 
 struct WgmmaBackwardConfig {
@@ -63,6 +64,7 @@ struct WgmmaBackwardConfig {
 
   __device__ constexpr int consumers() const { return roles ? 2 : block_n / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
+  __device__ constexpr bool float8_keys() const { return false; }
   /// Columns of dq's float32 sums: whole panels of shared memory.
   __device__ constexpr int sum_dim() const { return (head_dim + 63) / 64 * 64; }
   /// As in MmaBackwardConfig: here capped scores are formed.

@@ -24,6 +24,8 @@ struct CacheParams {
   const void* sin;
   const float* alibi_slopes;  // (1 or b, h)
   const float* sinks;         // (h,)
+  const float* key_descale;   // (1 or b, hk), FP8 only; null: 1
+  const float* value_descale;
   float* partial_sums;        // (b, hk, rows, splits, padded dv): unnormalised outputs
   float* partial_statistics;  // (b, hk, rows, splits, 2): exponents of 2 that they are relative to,
                               // sums of probabilities
@@ -42,6 +44,11 @@ struct CacheParams {
   int64 blocks_page_stride;  // from page to page
   int64 cos_strides[2];
   int64 sin_strides[2];
+  DescaleStrides key_descale_strides;
+  DescaleStrides value_descale_strides;
+  double key_scale;    // times key_descale: what the cache's keys are to be multiplied by, of which
+                       // softmax_scale has key_scale already
+  double value_scale;  // likewise, of values
   Attention attention;  // seqlen_k: capacity of an entry
   int num_blocks;
   int new_tokens;

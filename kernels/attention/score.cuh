@@ -55,7 +55,7 @@ struct Score {
         inverse_cap(config.softcap ? T(1) / cap : T(0)),
         slope(0),
         diagonal(sequence.diagonal(params.attention)) {
-    if constexpr (is_float8(config.dtype)) scale = descaled_scale<T>(params, sequence, head);
+    if constexpr (config.float8_keys()) scale = descaled_scale<T>(params, sequence, head);
     if constexpr (config.alibi) {
       // Rows after the last varlen entry have no slope of their own, and see nothing anyway.
       const int batch = minimum(sequence.batch, params.attention.batch - 1);

@@ -25,9 +25,8 @@ struct MmaScore {
   float alibi_slope;  // negative; raw: divided by softmax_scale
   int diagonal;       // key under query 0
 
-  template <class Params>
-  __device__ MmaScore(const Params& params, const Score<config>& score) {
-    const float given = float(params.attention.softmax_scale);
+  __device__ explicit MmaScore(const Score<config>& score) {
+    const float given = score.scale;
     scale = config.raw_scores ? 1.0f : given;
     diagonal = score.diagonal;
     if constexpr (config.alibi)

@@ -184,7 +184,7 @@ struct BackwardConsumer {
       apply_mask(scores, transposed, tile.first_row + warp_row, first_query);
     }
     const Score<config> score(params.common, tile.sequence, walk.head);
-    const MmaScore<config> score_of(params.common, score);
+    const MmaScore<config> score_of(score);
     const unsigned shifts =
         pipeline.shifts(Pipeline::QueryPosition::after(count)) + 4 * MmaLane::col();
 #pragma unroll

@@ -72,7 +72,7 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
          scratch,
          params.first_turn(sequence, head, config.varlen, config.block_m),
          score,
-         MmaScore<config>(common, score),
+         MmaScore<config>(score),
          ElementMask<config>(common, sequence, head),
          query_tile_states<config>(common, common.visibility, batch, head,
                                    tile.first_row / config.block_n),

@@ -78,7 +78,7 @@ __device__ void combine(const CacheParams& params) {
   }
   __syncthreads();
 
-  const RowResult result = finish_row<config.sinks>(params, both, head);
+  const RowResult result = finish_row<config>(params, entry, both, head);
   const int query = row / attention.group_size;
   const auto out = head_rows<Element<config.dtype>>(params.out, params.out_strides, entry.index, 0,
                                                     head, attention.head_dim_v);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "arch/exponential.cuh"
-#include "attention/params_decode.cuh"
+#include "attention/cache_entry.cuh"
+#include "attention/config_decode.cuh"
+#include "attention/descale.cuh"
 #include "attention/softmax_mma.cuh"
 
 namespace cupyflash {
@@ -21,21 +23,26 @@ struct RowResult {
 };
 
 /// The sink of a row is one more logit. A row that has seen nothing has shift `none` and sum 0.
-template <bool sinks>
-__device__ inline RowResult finish_row(const CacheParams& params, RowStatistics row, int head) {
+template <DecodeConfig config>
+__device__ inline RowResult finish_row(const CacheParams& params, const CacheEntry& entry,
+                                       RowStatistics row, int head) {
   constexpr float none = MmaSoftmax<1, false>::none;
   constexpr float log2e = MmaSoftmax<1, false>::log2e;
   constexpr float log_of_2 = 0.6931471805599453f;
-  float correction = 1.0f;
-  if constexpr (sinks) {
+  float factor = 1.0f;
+  if constexpr (config.float8_keys()) {
+    factor = descaled_value<float>(params, entry.sequence(params.attention), head);
+  }
+  if constexpr (config.sinks) {
     const float sink = params.sinks[head * params.attention.sinks_stride] * log2e;
     const float shift = fmaxf(fmaxf(row.shift, sink), none);
-    correction = exp2_hardware(row.shift - shift);
+    const float correction = exp2_hardware(row.shift - shift);
     row.sum = fmaf(row.sum, correction, exp2_hardware(sink - shift));
     row.shift = shift;
+    factor *= correction;
   }
   if (row.sum == 0.0f) return {0.0f, -infinity<float>};
-  return {correction / row.sum, fmaf(row.shift, log_of_2, logf(row.sum))};
+  return {factor / row.sum, fmaf(row.shift, log_of_2, logf(row.sum))};
 }
 
 __device__ inline void write_lse(const CacheParams& params, int entry, int head, int query,

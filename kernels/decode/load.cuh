@@ -12,11 +12,12 @@ namespace cupyflash {
 template <int width, class Tile, class Element>
 __device__ inline void load_row(const Tile& tile, int row, int chunk, const Element* source,
                                 bool inside, int dim) {
+  constexpr int elements = 16 / sizeof(Element);  // of a chunk
   const ColumnWalk<Tile> target = {tile.chunk(row, chunk)};
 #pragma unroll
   for (int c = 0; c < Tile::chunks / 4; ++c) {
-    copy_chunk<width>(target.at(2 * c), source + (chunk + 4 * c) * 8, inside,
-                      dim - (chunk + 4 * c) * 8);
+    const int col = (chunk + 4 * c) * elements;
+    copy_chunk<width>(target.at(2 * c), source + col, inside, dim - col);
   }
 }
 
@@ -24,7 +25,7 @@ template <DecodeConfig config>
 class CacheLoader {
  public:
   using Shape = DecodeShape<config>;
-  using Input = Element<config.dtype>;
+  using Input = Element<config.kv_dtype>;
   static constexpr int rows_per_pass = 8 * config.row_warps;
   static constexpr int passes = (config.warp_keys + rows_per_pass - 1) / rows_per_pass;
   static_assert(config.warp_keys % 8 == 0);
@@ -61,11 +62,11 @@ class CacheLoader {
       const CachePlace place = blocks_.place(numbers_[pass], inside ? position : 0);
       if (inside && !place.exists) params_.faults[1] = 1;
       const int64 block = place.block, token = place.row;
-      load_row<config.load_width>(
+      load_row<config.cache_width>(
           key_tile, row, chunk_,
           key_ + block * params_.key_strides.batch + token * params_.key_strides.row, inside,
           params_.attention.head_dim);
-      load_row<config.load_width>(
+      load_row<config.cache_width>(
           value_tile, row, chunk_,
           value_ + block * params_.value_strides.batch + token * params_.value_strides.row, inside,
           params_.attention.head_dim_v);

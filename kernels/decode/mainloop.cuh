@@ -75,22 +75,32 @@ class DecodeMainloop {
   struct Queries {
     static constexpr int kept_steps =
         config.kept_steps < Shape::steps ? config.kept_steps : Shape::steps;
+    using Order = typename Either<Shape::float8, Float8Order<QueryTile>, WalkOf<QueryTile>>::Type;
     ColumnWalk<QueryTile> walk;
     unsigned kept[kept_steps > 0 ? kept_steps : 1][4];
 
     __device__ explicit Queries(const DecodeMainloop& loop)
-        : walk(WalkOf<QueryTile>::left(loop.query_tile(), warp_index() % config.row_warps * 16)) {
+        : walk(Order::left(loop.query_tile(), warp_index() % config.row_warps * 16)) {
 #pragma unroll
-      for (int step = 0; step < kept_steps; ++step) load_matrices(kept[step], walk.at(step));
+      for (int step = 0; step < kept_steps; ++step) load(kept[step], step);
     }
 
-    __device__ void read(unsigned (&a)[1][4], int step) const {
+    __device__ void read(unsigned (&a)[4], int step) const {
       if (step >= kept_steps) {
-        load_matrices(a[0], walk.at(step));
+        load(a, step);
         return;
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) a[0][e] = kept[step][e];
+      for (int e = 0; e < 4; ++e) a[e] = kept[step][e];
+    }
+
+   private:
+    __device__ void load(unsigned (&a)[4], int step) const {
+      if constexpr (Shape::float8) {
+        Order::load(a, walk, step);
+      } else {
+        load_matrices(a, walk.at(step));
+      }
     }
   };
 
@@ -109,7 +119,7 @@ class DecodeMainloop {
   }
   __device__ MmaScore<config> score_of(int row) const {
     const int head = head_kv_ * rows_.group_size + rows_.head(row);
-    return {params_, Score<config>(params_, entry_.sequence(params_.attention), head)};
+    return MmaScore<config>(Score<config>(params_, entry_.sequence(params_.attention), head));
   }
 
   __device__ QueryTile query_tile() const { return {shared_}; }
@@ -143,13 +153,7 @@ class DecodeMainloop {
                          int first_key, Range unmasked) const {
     Scores scores;
     scores.fill(0.0f);
-    const auto keys = WalkOf<KeyTile>::right(key_tile(stage), 0);
-#pragma unroll
-    for (int step = 0; step < Shape::steps; ++step) {
-      unsigned a[1][4];
-      queries.read(a, step);
-      multiply_slice<config.dtype>(scores, a, keys, step);
-    }
+    multiply(scores, queries, WalkOf<KeyTile>::right(key_tile(stage), 0));
     finish_scores(scores, lane_rows, first_key, unmasked);
 #pragma unroll
     for (int j = 0; j < Shape::n_tiles; ++j) state.softmax.see(0, scores.at[0][j]);
@@ -157,15 +161,45 @@ class DecodeMainloop {
     typename Shape::Probabilities p;
 #pragma unroll
     for (int j = 0; j < Shape::n_tiles; ++j) {
-      state.softmax.template exponentiate<config.dtype>(0, scores.at[0][j], p.upper(0, j),
-                                                        p.lower(0, j));
+      state.softmax.template exponentiate<Shape::value_dtype>(0, scores.at[0][j], p.upper(0, j),
+                                                              p.lower(0, j));
     }
-    const auto values = WalkOf<ValueTile>::left(value_tile(stage), 0);
+    accumulate(state, p, WalkOf<ValueTile>::left(value_tile(stage), 0));
+  }
+
+  /// scores += Q K^T.
+  __device__ static void multiply(Scores& scores, const Queries& queries,
+                                  const ColumnWalk<KeyTile>& keys) {
+    constexpr int together = Shape::float8 ? 2 : 1;
+#pragma unroll
+    for (int step = 0; step < Shape::steps / together; ++step) {
+      unsigned a[together][4];
+#pragma unroll
+      for (int i = 0; i < together; ++i) queries.read(a[i], together * step + i);
+      if constexpr (Shape::float8) {
+        multiply_float8_slice<config.dtype>(scores, a, keys, step);
+      } else {
+        multiply_slice<config.dtype>(scores, a, keys, step);
+      }
+    }
+  }
+
+  /// O += P V.
+  __device__ static void accumulate(State& state, const typename Shape::Probabilities& p,
+                                    const ColumnWalk<ValueTile>& values) {
 #pragma unroll
     for (int step = 0; step < Shape::steps_v; ++step) {
+      if constexpr (Shape::float8) {
 #pragma unroll
-      for (int pair = 0; pair < Shape::pairs_v; ++pair) {
-        accumulate_slice<config.dtype>(state.sums, p.at[step], values, step, pair, pair);
+        for (int four = 0; four < Shape::pairs_v / 2; ++four) {
+          accumulate_float8_slice<Shape::value_dtype>(state.sums, p.at[step][0], values, step,
+                                                      four);
+        }
+      } else {
+#pragma unroll
+        for (int pair = 0; pair < Shape::pairs_v; ++pair) {
+          accumulate_slice<config.dtype>(state.sums, p.at[step], values, step, pair, pair);
+        }
       }
     }
   }

@@ -83,11 +83,13 @@ class DecodeMerge {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float factor = exp2_hardware(state.softmax.shift[0][r] - merged(own_row(r)).shift);
-      float* target = sums(warp_ / config.row_warps, own_row(r)) + MmaLane::col();
+      float* target = sums(warp_ / config.row_warps, own_row(r));
 #pragma unroll
       for (int j = 0; j < config.head_dim_v / 8; ++j) {
-        target[8 * j] = state.sums.at[0][j][2 * r] * factor;
-        target[8 * j + 1] = state.sums.at[0][j][2 * r + 1] * factor;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          target[Shape::sums_column(j, e)] = state.sums.at[0][j][2 * r + e] * factor;
+        }
       }
     }
   }
@@ -125,7 +127,7 @@ class DecodeMerge {
     using Part = Vector<Element<config.dtype>, config.store_width>;
     const int query = rows_.query(rows_.first_row + row);
     const int head = head_kv_ * rows_.group_size + rows_.head(rows_.first_row + row);
-    const RowResult result = finish_row<config.sinks>(params_, merged(row), head);
+    const RowResult result = finish_row<config>(params_, entry_, merged(row), head);
     float values[8];
     total(values, row, col);
     const auto target = head_rows<Element<config.dtype>>(

@@ -29,7 +29,7 @@ __device__ void write_forward(const ForwardParams& params, const TileIndex& tile
     }
     factor *= inverse_sum(state.softmax.row_sum[i]);
     if constexpr (config.dropout) factor *= T(params.attention.keep_factor);
-    if constexpr (is_float8(config.dtype)) {
+    if constexpr (config.float8_keys()) {
       factor *= descaled_value<T>(params, sequence, tile.head);
     }
     store_row<config.store_width>(out, row, state.sums.at[i], factor);

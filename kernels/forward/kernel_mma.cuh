@@ -38,7 +38,7 @@ __device__ void forward_mma(const ForwardParams& params) {
                                             sequence.first_key, head_kv, attention.head_dim_v)},
                           visible_band<config.window>(attention, sequence),
                           score,
-                          MmaScore<config>(params, score),
+                          MmaScore<config>(score),
                           ElementMask<config>(params, sequence, tile.head),
                           key_tile_states<config>(params, params.visibility, sequence.batch,
                                                   tile.head, tile.first_row / config.block_m),

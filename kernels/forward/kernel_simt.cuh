@@ -9,7 +9,7 @@ template <ForwardConfig config>
 __device__ void forward_simt(const ForwardParams& params) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   auto& storage = *reinterpret_cast<ForwardStorage<config>*>(shared_memory);
-  using Input = const Element<config.dtype>;
+  using Key = const Element<config.kv_dtype>;  // and value
   using T = Accumulator<config.dtype>;
 
   const Attention& attention = params.attention;
@@ -21,12 +21,12 @@ __device__ void forward_simt(const ForwardParams& params) {
   const int head_kv = tile.head / attention.group_size;
   const ForwardMainloop<config> mainloop{
       storage,
-      head_rows<Input>(params.query, params.query_strides, sequence.batch, sequence.first_query,
-                       tile.head, attention.head_dim),
-      head_rows<Input>(params.key, params.key_strides, sequence.batch, sequence.first_key, head_kv,
-                       attention.head_dim),
-      head_rows<Input>(params.value, params.value_strides, sequence.batch, sequence.first_key,
-                       head_kv, attention.head_dim_v),
+      head_rows<const Element<config.dtype>>(params.query, params.query_strides, sequence.batch,
+                                             sequence.first_query, tile.head, attention.head_dim),
+      head_rows<Key>(params.key, params.key_strides, sequence.batch, sequence.first_key, head_kv,
+                     attention.head_dim),
+      head_rows<Key>(params.value, params.value_strides, sequence.batch, sequence.first_key,
+                     head_kv, attention.head_dim_v),
       visible_band<config.window>(attention, sequence),
       Score<config>(params, sequence, tile.head),
       ElementMask<config>(params, sequence, tile.head),

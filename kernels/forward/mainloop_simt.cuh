@@ -41,12 +41,13 @@ template <ForwardConfig config>
 struct ForwardMainloop {
   using Shape = ForwardShape<config>;
   using T = typename Shape::T;
-  using Elements = GlobalRows<const Element<config.dtype>>;
+  using Queries = GlobalRows<const Element<config.dtype>>;
+  using Keys = GlobalRows<const Element<config.kv_dtype>>;  // and values
 
   ForwardStorage<config>& storage;
-  Elements query;
-  Elements key;
-  Elements value;
+  Queries query;
+  Keys key;
+  Keys value;
   Band band;
   Score<config> score;
   ElementMask<config> mask;
@@ -54,8 +55,8 @@ struct ForwardMainloop {
   TileStates<config.visibility> tiles;  // of keys
   int first_query;                      // of the tile
 
-  template <class Tile>
-  __device__ void load(Tile& tile, const Elements& source, int first_row, Range valid) const {
+  template <class Tile, class Rows>
+  __device__ void load(Tile& tile, const Rows& source, int first_row, Range valid) const {
     load_tile<config.threads(), config.load_width, config.async_copy>(tile, source, first_row,
                                                                       valid);
   }

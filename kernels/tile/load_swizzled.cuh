@@ -7,18 +7,19 @@
 
 namespace cupyflash {
 
-/// Copies a chunk of eight elements, of which `columns` exist; the others become 0, or all if not
-/// `inside`.
+/// Copies a chunk of 16 bytes, of whose elements `columns` exist; the others become 0, or all if
+/// not `inside`.
 template <int width, class Element>
 __device__ inline void copy_chunk(unsigned target, const Element* source, bool inside,
                                   int columns) {
+  constexpr int size = sizeof(Element);
 #pragma unroll
-  for (int e = 0; e < 8; e += width) {
+  for (int e = 0; e < 16 / size; e += width) {
     const bool exists = inside && e < columns;
     if constexpr (width == 1) {
-      store_shared(target + e * 2, exists ? source[e].bits : static_cast<unsigned short>(0));
+      store_shared(target + e * size, exists ? source[e].bits : decltype(source[e].bits)(0));
     } else {
-      copy_async_to<width * 2>(target + e * 2, source + e, exists);
+      copy_async_to<width * size>(target + e * size, source + e, exists);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "exact softcap": {"softcap": 100.0, "window_right": 0},
     "alibi and sinks": {"extras": frozenset({"alibi_slopes", "sinks"})},
 }
+
+
+FLOAT8 = "float8_e4m3fn"
 
 
 def problem_of(
@@ -73,6 +77,26 @@ def test_single_elements() -> None:
     check(plan_decode(problem, Device.known("sm_80"), Splits(2), 2), "sm_80")
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float8_cache(case: tuple[str, int, int, int]) -> None:
+    arch, *shape = case
+    problem = problem_of(*shape, page_size=16, window_right=0, kv_dtype=FLOAT8)
+    check(plan_decode(problem, Device.known(arch), Splits(4)), arch)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90a"])
+def test_changes_of_scores_of_a_float8_cache(arch: str, change: str) -> None:
+    problem = problem_of(1, 6, 128, kv_dtype=FLOAT8, **CHANGES[change])
+    problem = replace(problem, key_factors=change == "plain")
+    check(plan_decode(problem, Device.known(arch), Splits(1)), arch)
+
+
+def test_single_bytes() -> None:
+    problem = problem_of(1, 8, 59, kv_dtype=FLOAT8)
+    check(plan_decode(problem, Device.known("sm_90a"), Splits(2), 1), "sm_90a")
+
+
 @pytest.mark.parametrize(
     ("arch", "rotary", "vector_bytes"),
     [
@@ -84,5 +108,10 @@ def test_single_elements() -> None:
 )
 def test_append(arch: str, rotary: str | None, vector_bytes: int) -> None:
     attention = problem_of(2, 8, 128).attention
-    problem = CacheProblem(attention, 16 * (rotary is None), 2, rotary, rotary == "float32")
+    problem = CacheProblem(
+        attention, 16 * (rotary is None), 2, rotary_dtype=rotary, interleaved=rotary == "float32"
+    )
+    check(plan_append(problem, vector_bytes), arch)
+    cached_as_float8 = replace(attention, kv_dtype=FLOAT8)
+    problem = replace(problem, attention=cached_as_float8, new_dtype=attention.dtype)
     check(plan_append(problem, vector_bytes), arch)

@@ -13,6 +13,7 @@ from cupyflash.kvcache import take_faults
 from tests.harness import same_bits
 from tests.kvcache_harness import call, draw
 from tests.memory import to_engine, to_host
+from tests.unit.test_kvcache_float8 import draw_float8
 
 cupy = pytest.importorskip("cupy")
 CACHES = ("k_cache", "v_cache")
@@ -49,6 +50,23 @@ def test_a_call_that_is_looked_up_does_the_same(engine, rng, monkeypatch, page_s
     assert bits(*results) == bits(*again)
     for name in CACHES:
         assert bits(first[name]) == bits(second[name])
+
+
+def test_factors_of_a_float8_cache_are_those_of_each_call(engine, rng, monkeypatch):
+    """Numbers make a call of their own, arrays may change in place."""
+    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
+    arguments = draw_float8(rng, seqlen_k=150, new=1, page_size=16)
+    own = np.float32([[1, 2], [3, 4], [5, 6]])
+    device = to_engine(engine, own)
+    for factor in (0.5, 2.0, own, own / 3):
+        arguments |= {"k_descale": factor, "v_descale": factor}
+        right = call(engine, arguments)
+        each = placed(engine, arguments)
+        if factor is not own and isinstance(factor, np.ndarray):
+            device[...] = each["k_descale"]
+        if isinstance(factor, np.ndarray):
+            each |= {"k_descale": device, "v_descale": device}
+        assert bits(*attend(each)) == [x.tobytes() for x in right[:2]]
 
 
 def test_steps_of_generation_with_an_int(engine, rng):

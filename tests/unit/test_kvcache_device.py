@@ -8,6 +8,7 @@ import pytest
 from cupyflash._cuda import decode
 from tests import kvcache_harness, strict_device
 from tests.kvcache_harness import call, check, draw
+from tests.unit.test_kvcache_float8 import draw_float8
 
 STORAGE = {
     "contiguous": {}, "part": {"strides": "part"}, "tokens first": {"strides": "tokens first"},
@@ -43,6 +44,15 @@ def test_the_host_reads_nothing(rng, kind, storage, lengths):
     ):
         arguments = draw(rng, dtype=dtype, **CALLS[kind], **STORAGE[storage])
         check("numpy", arguments, on_host=on_host, **more)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("fresh", ["16-bit", "FP8"])
+def test_the_host_reads_nothing_of_a_float8_cache(rng, storage, fresh):
+    for splits in (1, 3):
+        rotary = {"rotary": 1} if fresh == "16-bit" else {}
+        arguments = draw_float8(rng, fresh=fresh, new=2, **rotary, **STORAGE[storage])
+        check("numpy", arguments, num_splits=splits)
 
 
 def test_lengths_here_and_pages_there(rng):

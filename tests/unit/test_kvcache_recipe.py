@@ -62,6 +62,12 @@ def key_of(arrays: GivenArrays, options: tuple[Any, ...]) -> Any:
     return look_up(arrays, options)[0]
 
 
+def attention_of(arrays: GivenArrays) -> Any:
+    """Calls with factors are those on FP8 caches."""
+    is_float8 = (arrays.k_descale, arrays.v_descale) != (None, None)
+    return SimpleNamespace(problem=SimpleNamespace(is_float8=is_float8))
+
+
 def recipe_of(arrays: GivenArrays, angles: int | None = None) -> tuple[Recipe, Kind]:
     kind = Kind()
     call = SimpleNamespace(
@@ -71,6 +77,7 @@ def recipe_of(arrays: GivenArrays, angles: int | None = None) -> tuple[Recipe, K
         storage=SimpleNamespace(key=arrays.k_cache, value=arrays.v_cache, capacity=CAPACITY),
         rotary=None if angles is None else SimpleNamespace(cos=range(angles)),
         rotates_each_query=True,
+        attention=attention_of(arrays),
     )
     between = arrays.v_cache.data.ptr - arrays.k_cache.data.ptr
     return Recipe(kind, call, between), kind  # type: ignore[arg-type]
@@ -142,6 +149,15 @@ def test_pages_or_indices_are_the_blocks() -> None:
         assert kind.calls[0][0].blocks in (table, chosen)
 
 
+def test_factors_are_passed_on_unless_they_are_numbers() -> None:
+    factors = FakeArray(9 * APART, (B, HK), np.float32)
+    for k_descale, used in ((factors, factors), (2.0, None), (None, None)):
+        arrays = given(k_descale=k_descale, v_descale=np.float32(3))
+        known, kind = recipe_of(arrays)
+        known(arrays, False)
+        assert kind.calls[0][0].key_descale is used and kind.calls[0][0].value_descale is None
+
+
 # --- keys -----------------------------------------------------------------------------------------
 
 
@@ -161,6 +177,20 @@ def test_what_makes_another_kind_of_call() -> None:
     ]
     keys = {key_of(each, OPTIONS) for each in others} | {base}
     assert len(keys) == 1 + len(others)
+
+
+def test_factors_make_another_kind_of_call_by_value_or_by_form() -> None:
+    def factors(address: int, *shape: int) -> FakeArray:
+        return FakeArray(address, shape, np.float32)
+
+    different = (None, 1, 1.0, True, 2.0, np.float32(2), factors(0, B, HK), factors(0, 1, HK))
+    keys = {key_of(given(k_descale=x), OPTIONS) for x in different}
+    keys |= {key_of(given(v_descale=x), OPTIONS) for x in different}
+    assert len(keys) == 2 * len(different) - 1 and None not in keys
+    same = (given(k_descale=factors(address, B, HK)) for address in (0, APART))
+    assert len({key_of(each, OPTIONS) for each in same}) == 1
+    for other in (np.ones((B, HK), np.float32), [1.0], object()):
+        assert key_of(given(k_descale=other), OPTIONS) is None
 
 
 def test_options_of_other_types_are_other_calls() -> None:
@@ -190,6 +220,7 @@ def test_only_calls_without_copies_are_kept() -> None:
     call: Any = SimpleNamespace(
         place=SimpleNamespace(device_id=0), query=arrays.q, new=(arrays.k, arrays.v), rotary=None,
         storage=SimpleNamespace(key=arrays.k_cache, value=arrays.v_cache, capacity=CAPACITY),
+        attention=attention_of(arrays),
     )  # fmt: skip
     copied: Any = [*arrays[:5], FakeArray(1 << 40, (B,), np.int32)]
     recipe.remember(key, kind, call, arrays, copied)  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ Element from_accumulator(T value) {
     return {emulator::to_half(float(value))};
   } else if constexpr (__is_same(Element, BFloat16)) {
     return {emulator::to_bfloat16(float(value))};
+  } else if constexpr (__is_same(Element, Float8E4M3)) {
+    return to_float8(float(value));
   } else {
     return Element(value);
   }

@@ -1,0 +1,4 @@
+"""tests/unit/test_kvcache_float8.py on the GPU engines."""
+
+from tests.unit.test_kvcache_float8 import *  # noqa: F403
+from tests.unit.test_kvcache_float8 import _served  # noqa: F401
