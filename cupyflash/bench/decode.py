@@ -6,7 +6,7 @@ The floor is memory: all keys and values are read once, at the speed that a copy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -15,10 +15,12 @@ import numpy as np
 
 import cupyflash
 from cupyflash._arrays import place_of
+from cupyflash._cuda import trial
 from cupyflash._cuda.device import require_cupy
 from cupyflash.bench.inputs import TOLERANCE, disagreement, normal
 from cupyflash.bench.runner import Work
 from cupyflash.bench.torch_peers import cannot_import, cupy_arrays, sdpa
+from cupyflash.quantize import quantize_fp8
 
 __all__ = ["SHAPES", "Cache", "DecodeResult", "DecodeShape", "copy_speed", "draw", "measure"]
 
@@ -71,6 +73,7 @@ class Cache:
     key: Array  # (b, sk, hk, d)
     value: Array
     lengths: Array  # int32 (b,)
+    descales: Mapping[str, Array] = field(default_factory=dict)  # of an FP8 cache
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Contender:
     prepare: Callable[[Cache], Work]
     missing: Callable[[], str | None] = lambda: None
     array: Callable[[Any], Array] = lambda result: result
+    float8: bool = False  # reads the cache in FP8, half the bytes
 
 
 def draw(shape: DecodeShape) -> Cache:
@@ -111,17 +115,30 @@ def ours(page_size: int | None) -> Contender:
     attend = cupyflash.flash_attention_with_kvcache
 
     def contiguous(cache: Cache) -> Work:
-        return lambda: attend(cache.query, cache.key, cache.value, cache_seqlens=cache.lengths)
+        return lambda: attend(
+            cache.query, cache.key, cache.value, cache_seqlens=cache.lengths, **cache.descales
+        )
 
     def paged(cache: Cache) -> Work:
         table, (key, value) = _pages(cache, page_size or 1)
         return lambda: attend(
-            cache.query, key, value, cache_seqlens=cache.lengths, page_table=table
+            cache.query, key, value, cache_seqlens=cache.lengths, page_table=table, **cache.descales
         )
 
     if page_size is None:
         return Contender(CONTIGUOUS, contiguous)
     return Contender(f"page {page_size}", paged)
+
+
+def in_float8(contender: Contender) -> Contender:
+    """The same on the cache in FP8, with a scale a head."""
+
+    def prepare(cache: Cache) -> Work:
+        (key, k_descale), (value, v_descale) = map(quantize_fp8, (cache.key, cache.value))
+        descales = {"k_descale": k_descale, "v_descale": v_descale}
+        return contender.prepare(Cache(cache.query, key, value, cache.lengths, descales))
+
+    return replace(contender, name=f"FP8, {contender.name}", prepare=prepare, float8=True)
 
 
 def _pages(cache: Cache, size: int) -> tuple[Array, list[Array]]:
@@ -136,7 +153,7 @@ def _pages(cache: Cache, size: int) -> tuple[Array, list[Array]]:
     table[order] = np.arange(batch * pages)
     arrays = []
     for tokens in (cache.key, cache.value):
-        bits = tokens.view("uint16").reshape(-1, size, *row)
+        bits = tokens.view(f"u{tokens.dtype.itemsize}").reshape(-1, size, *row)
         arrays.append(bits[xp.asarray(order)].view(tokens.dtype))
     return xp.asarray(table.reshape(batch, pages)), arrays
 
@@ -160,7 +177,7 @@ def _first(result: Any) -> Array:
     return cupy_arrays(result)[0]
 
 
-OURS = (ours(None), *map(ours, PAGE_SIZES))
+OURS = (ours(None), *map(ours, PAGE_SIZES), in_float8(ours(None)), in_float8(ours(PAGE_SIZES[-1])))
 PEERS = (
     Contender("fa3", _flash_attn_3, partial(cannot_import, "flash_attn_interface"), _first),
     Contender("torch-flash", _torch_flash, partial(cannot_import, "torch"), _first),
@@ -196,7 +213,7 @@ def measure(
             work = contender.prepare(cache)
             found = contender.array(work())
             error = disagreement([_host(found[-1, 0])], [expected])
-            if not error <= TOLERANCE[shape.dtype]:
+            if not error <= TOLERANCE["float8_e4m3fn" if contender.float8 else shape.dtype]:
                 raise ArithmeticError(f"wrong by {error:.2g} of the norm")
             works[contender.name] = work
         except Exception as error:  # the table is to be whole whatever one of them does
@@ -206,10 +223,11 @@ def measure(
         prepare(each)
     times = milliseconds(works) if works else {}
 
-    def result(name: str) -> DecodeResult:
+    def result(contender: Contender) -> DecodeResult:
+        name = contender.name
         if name in errors:
             return DecodeResult(shape.name, name, error=errors[name])
-        speed = shape.bytes / times[name] * 1e3
+        speed = shape.bytes / (2 if contender.float8 else 1) / times[name] * 1e3
         paged = name.startswith("page ") and CONTIGUOUS in times
         return DecodeResult(
             shape.name,
@@ -221,7 +239,7 @@ def measure(
             times[name] / times[CONTIGUOUS] if paged else None,
         )
 
-    return [result(each.name) for each in contenders]
+    return list(map(result, contenders))
 
 
 def _last_entry(shape: DecodeShape, cache: Cache) -> Array:
@@ -256,7 +274,8 @@ def present(peers: bool) -> tuple[list[Contender], dict[str, str]]:
 
 def title(device: str, copy: float) -> str:
     """Return what stands above the table."""
-    return f"{device}: one query, bfloat16; a copy reaches {copy / 1e9:.0f} GB/s"
+    how = "by kernels on trial" if trial.enabled() else "without CUPYFLASH_TRIAL=1: by the forward"
+    return f"{device}: one query, bfloat16; a copy reaches {copy / 1e9:.0f} GB/s; FP8 {how}"
 
 
 def header() -> str:
@@ -284,5 +303,6 @@ def to_json(
     return {
         "machine": dict(machine),
         "copy_gigabytes_per_second": copy / 1e9,
+        "trial": trial.enabled(),
         "results": [asdict(each) for each in results],
     }

@@ -80,6 +80,15 @@ def test_float8(arch: str, head_dim: int, out_dtype: str) -> None:
     check(plan_forward(problem, Device.known(arch)), arch)
 
 
+@pytest.mark.parametrize(
+    ("arch", "dtype", "head_dim"),
+    [("sm_75", "bfloat16", 64), ("sm_90a", "float16", 128), ("sm_120", "bfloat16", 256)],
+)
+def test_float8_cache(arch: str, dtype: str, head_dim: int) -> None:
+    problem = problem_of(dtype, head_dim, True, kv_dtype="float8_e4m3fn", varlen=True)
+    check(plan_forward(problem, Device.known(arch)), arch)
+
+
 MASKS = {"masks": 2, "mask_shape": (2, 1, 999, 999), "extras": frozenset({"mask", "block_mask"})}
 BIAS = {"bias_dtype": "float32", "bias_shape": (1, 4, 999, 999), "extras": frozenset({"bias"})}
 EVERYTHING = {

@@ -19,6 +19,7 @@ from cupyflash.bench.decode import DecodeResult, DecodeShape
 from tests.bench_fakes import crash, fake_times
 
 SHAPE = DecodeShape(2, 512, 4, 2, 16)
+NAMES = ["contiguous", "page 16", "page 64", "page 256"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +36,12 @@ def measure(*contenders: Any, shape: DecodeShape = SHAPE) -> list[DecodeResult]:
 
 def test_ours_is_right_contiguous_and_paged() -> None:
     results = measure(*decode.OURS)
-    assert [each.contender for each in results] == ["contiguous", "page 16", "page 64", "page 256"]
-    assert [each.error for each in results] == [None] * 4
-    assert [each.over_contiguous for each in results] == [None, 2.0, 3.0, 4.0]
-    first = results[0]
+    names = [*NAMES, "FP8, contiguous", "FP8, page 256"]
+    assert [each.contender for each in results] == names
+    assert [each.error for each in results] == [None] * 6
+    assert [each.over_contiguous for each in results] == [None, 2.0, 3.0, 4.0, None, None]
+    first, float8 = results[0], results[4]
+    assert float8.gigabytes_per_second == pytest.approx(0.131072 / 2 / 5)  # it takes 5 ms
     # 2 x 2 x 512 x 2 x 16 elements of 2 bytes in a millisecond.
     assert first.gigabytes_per_second == pytest.approx(0.131072)
     assert first.share_of_copy == pytest.approx(0.131072e9 / 4e12)
@@ -97,8 +100,8 @@ def test_the_command(
     main(["bench", "--decode", "--json", str(path)])
     printed = capsys.readouterr()
     assert printed.err == "left out: fa3: not installed\n"
-    assert "a copy reaches 2147 GB/s" in printed.out
-    assert len(printed.out.splitlines()) == 3 + 4
+    assert "a copy reaches 2147 GB/s; FP8 without CUPYFLASH_TRIAL=1: by the forward" in printed.out
+    assert len(printed.out.splitlines()) == 3 + 6
     content = json.loads(path.read_text(encoding="utf-8"))
-    assert len(content["results"]) == 4
+    assert content["trial"] is False and len(content["results"]) == 6
     assert content["machine"]["left_out"] == {"fa3": "not installed"}

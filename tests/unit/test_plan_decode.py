@@ -150,3 +150,44 @@ def test_widths_of_access() -> None:
     config = plan_decode(CacheProblem(attention), H100, Splits(1)).config
     assert (config.load_width, config.store_width, config.head_dim_v) == (4, 4, 32)
     assert plan_decode(CacheProblem(attention), H100, Splits(1), 2).config.load_width == 1
+
+
+# --- FP8 caches -----------------------------------------------------------------------------------
+
+FLOAT8 = {"kv_dtype": "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_copies_of_a_float8_cache_keep_the_memory_busy(arch: str) -> None:
+    """28 KB on the road to each multiprocessor: see tiles_decode."""
+    device = Device.known(arch)
+    for head_dim in (64, 128, 192, 256):
+        for seqlen_q in (1, 7, 64):
+            tile = tile_of(problem_of(head_dim=head_dim, seqlen_q=seqlen_q, **FLOAT8), device)
+            step = tile.keys * 2 * head_dim
+            assert (tile.stages - 1) * step * tile.blocks >= 28 << 10
+
+
+def test_rows_of_a_float8_cache_are_whole_pieces_of_64_bytes() -> None:
+    attention = replace(problem_of(**FLOAT8).attention, head_dim=40, head_dim_v=72)
+    config = plan_decode(CacheProblem(attention), H100, Splits(1)).config
+    assert (config.head_dim, config.head_dim_v) == (64, 128)
+    assert (config.load_width, config.cache_width) == (8, 8)
+    for vector_bytes, width in ((16, 8), (4, 4), (2, 1), (1, 1)):  # cp.async moves 4 bytes at least
+        plan = plan_decode(CacheProblem(attention), H100, Splits(1), vector_bytes)
+        assert plan.config.cache_width == width
+
+
+def test_factors_that_only_the_device_knows_are_no_part_of_the_exponent() -> None:
+    problem = problem_of(**FLOAT8)
+    for unknown in (False, True):
+        config = plan_decode(replace(problem, key_factors=unknown), H100, Splits(1)).config
+        assert config.raw_scores != unknown
+
+
+def test_append_reads_new_tokens_and_writes_the_cache() -> None:
+    problem = problem_of(new_tokens=1, **FLOAT8)
+    for new_dtype, width in ((None, 16), ("bfloat16", 8)):
+        config = plan_append(replace(problem, new_dtype=new_dtype)).config
+        assert (config.dtype, config.kv_dtype) == (new_dtype or "float8_e4m3fn", "float8_e4m3fn")
+        assert config.width == width
