@@ -30,7 +30,7 @@ def serve(call: CacheCall) -> bool:
     rows = seqlen_q * num_heads // max(1, key.shape[2])
     return (
         FLOAT_DTYPES.get(query.dtype) in _DTYPES
-        and call.options["out_dtype"] is None
+        and problem.output_dtype == FLOAT_DTYPES[query.dtype]
         and (not problem.is_float8 or trial.enabled())
         and 0 < rows <= MOST_ROWS
         and min(batch, head_dim, value.shape[3], len(key)) > 0

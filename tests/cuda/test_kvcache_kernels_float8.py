@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupyflash
 from tests.cuda.test_kvcache_kernels import CHANGES, SHAPES, served  # noqa: F401
 from tests.harness import same_bits
 from tests.kvcache_harness import call, check
@@ -57,6 +58,15 @@ def test_changes_of_scores_of_float8(engine, rng, change, splits):
 def test_strides_of_float8(engine, rng, strides, head_dim):
     arguments = draw_float8(rng, strides=strides, head_dim=head_dim, new=1, shuffled=True)
     check(engine, arguments, num_splits=2)
+
+
+def test_the_dtype_of_queries_may_be_named(engine, rng):
+    arguments = draw_float8(rng)
+    named = call(engine, arguments, out_dtype=arguments["q"].dtype)
+    assert same_bits(named[0], call(engine, arguments)[0])
+    for served_elsewhere in ("float32", "float64"):
+        with pytest.raises(cupyflash.UnsupportedError):
+            call(engine, arguments, out_dtype=served_elsewhere)
 
 
 def test_the_same_bits_in_every_run_of_float8(engine, rng):
