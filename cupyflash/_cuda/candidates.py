@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from cupyflash._cuda import trial
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.tiles_mma import (
@@ -27,8 +26,6 @@ from cupyflash.tiling import Tiling
 
 __all__ = ["candidates"]
 
-# Q tiles in shared memory, keys asked into the L2 cache, maxima between products: each alone, all.
-_AHEAD = ((2, 0, False), (1, 512, False), (1, 0, True), (2, 512, False), (2, 512, True))
 _WARPS = 8  # of a multiprocessor, in one block or two: then a thread can have 255 registers
 
 
@@ -73,16 +70,13 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
-    """Two to four consumers; Q in registers or in shared memory; on trial, ways to fetch ahead."""
+    """The table's tiles in every way, and other sizes: two to four consumers, Q here or there."""
+    table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
+    for tile, (turns, eager) in product(table, ((True, False), (True, True), (False, True))):
+        yield replace(tile, turns=turns, eager=eager)
     rows = (128, 192, 256)
     for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
-        yield WgmmaTile(block_m, block_n, stages, kept)
-    if not trial.enabled():
-        return
-    table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
-    for tile, (query_tiles, keys, mixed) in product(table, _AHEAD):
-        ahead = keys // tile.block_n
-        yield replace(tile, query_tiles=query_tiles, prefetched=ahead, interleaved=mixed)
+        yield WgmmaTile(block_m, block_n, stages, kept, staged=64)
 
 
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:

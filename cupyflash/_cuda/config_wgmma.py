@@ -70,11 +70,12 @@ class WgmmaForwardConfig:
     block_n: int
     stages: int
     query_tiles: int
-    prefetched: int
     store_width: int
+    staged: int
     query_in_registers: bool
     sums_by_tile: bool
-    interleaved: bool
+    turns: bool
+    eager: bool
     raw_scores: bool
     window: bool
     softcap: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from cupyflash._cuda import plan, plan_mma, plan_wgmma, trial
+from cupyflash._cuda import plan, plan_mma, plan_wgmma
 from cupyflash._cuda.device import Device
 from cupyflash._problem import Operands, Problem
 
@@ -33,10 +33,7 @@ def lacks(
         return ["an implementation in this version"]
     planner = PLANNERS[engine]
     missing = sorted(problem.features - planner.SUPPORTED_FEATURES)
-    dtypes = planner.SUPPORTED_DTYPES
-    if trial.enabled():
-        dtypes = dtypes | getattr(planner, "TRIAL_DTYPES", frozenset())
-    if problem.dtype not in dtypes:
+    if problem.dtype not in planner.SUPPORTED_DTYPES:
         missing.append(problem.dtype)
     if not runs_on(engine, device):
         major, minor = device.compute_capability

@@ -1,8 +1,7 @@
 """How the wgmma engine serves a problem: `WgmmaForwardPlan`.
 
 Hopper's tensor cores and copy engine, for float16, bfloat16 and FP8 on compute capability 9.0; the
-backward is in `plan_wgmma_backward`. FP8 is on trial: without ``CUPYFLASH_TRIAL=1`` it is left to
-others.
+backward, which FP8 has not, is in `plan_wgmma_backward`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,14 @@ from cupyflash._cuda.kernel import (
 )
 from cupyflash._cuda.params import ITEMSIZE, size_assertion
 from cupyflash._cuda.plan_wgmma_backward import plan_backward
-from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, FORWARD_TILES, WgmmaTile, bucket, bucket_v
+from cupyflash._cuda.tiles_wgmma import (
+    BANDED_TILES,
+    FLOAT8_TILES,
+    FORWARD_TILES,
+    WgmmaTile,
+    bucket,
+    bucket_v,
+)
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -38,15 +44,13 @@ __all__ = [
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
-    "TRIAL_DTYPES",
     "WgmmaForwardPlan",
     "plan_backward",
     "plan_forward",
     "unreadable",
 ]
 
-SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
-TRIAL_DTYPES = frozenset({"float8_e4m3fn"})  # see trial.py
+SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float8_e4m3fn"})
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "sinks"})
 LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
 
@@ -115,9 +119,11 @@ def plan_forward(
         this engine's.
     """
     _check_problem(problem, device, vector_bytes)
-    tables = FLOAT8_TILES if problem.is_float8 else FORWARD_TILES
-    table = tables[bucket(max(problem.head_dim, problem.head_dim_v))]
+    table = _table(problem)
     tile = _choose(problem, table) if tiling is None else _given(tiling, table)
+    store_width = access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v)
+    if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES:
+        tile = replace(tile, staged=0)  # the copy engine would not write such rows
     head_dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
     shared_memory = tile.shared_memory(*head_dims)
     complaint = tile.complaint(*head_dims)
@@ -140,13 +146,14 @@ def plan_forward(
         block_n=tile.block_n,
         stages=tile.stages,
         query_tiles=tile.query_tiles,
-        prefetched=tile.prefetched,
-        store_width=access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v),
+        store_width=store_width,
+        staged=tile.staged_columns(head_dims[1]),
         query_in_registers=tile.query_in_registers,
         sums_by_tile=tile.sums_by_tile,
-        interleaved=tile.interleaved and raw_scores,
+        turns=tile.turns,
+        eager=tile.eager and raw_scores and not problem.is_float8,
         raw_scores=raw_scores,
-        window=problem.window_left is not None or problem.window_right is not None,
+        window=_is_banded(problem),
         softcap=problem.softcap is not None,
         sinks="sinks" in problem.extras,
     )
@@ -189,7 +196,7 @@ def _unreadable(array: Array) -> str | None:
 
 
 def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
-    if problem.dtype not in SUPPORTED_DTYPES | TRIAL_DTYPES:
+    if problem.dtype not in SUPPORTED_DTYPES:
         raise UnsupportedError(f"engine='wgmma' serves float16 and bfloat16, not {problem.dtype}")
     if device.compute_capability != LEAST_CAPABILITY:
         major, minor = device.compute_capability
@@ -218,8 +225,22 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...]) -> WgmmaTil
     return tile
 
 
+def _is_banded(problem: Problem) -> bool:
+    return problem.window_left is not None or problem.window_right is not None
+
+
+def _table(problem: Problem) -> tuple[WgmmaTile, ...]:
+    width = bucket(max(problem.head_dim, problem.head_dim_v))
+    if problem.is_float8:
+        return FLOAT8_TILES[width]
+    if _is_banded(problem) and width in BANDED_TILES:
+        return BANDED_TILES[width]
+    return FORWARD_TILES[width]
+
+
 def _choose(problem: Problem, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """Return the first tile that computes few more rows than exist, or the one with the fewest."""
+    table = tuple(tile for tile in table if problem.seqlen_k >= tile.least_keys)
     rows = {tile: -(-problem.seqlen_q // tile.block_m) * tile.block_m for tile in table}
     most = _MOST_ROWS * min(rows.values())
     return next(tile for tile in table if rows[tile] <= most)

@@ -7,7 +7,8 @@ three, 112 for four. Key and value tiles take turns in shared memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 
 from cupyflash._cuda.warpgroup import (
     BARRIER_BYTES,
@@ -19,7 +20,15 @@ from cupyflash._cuda.warpgroup import (
     round_up,
 )
 
-__all__ = ["FLOAT8_TILES", "FORWARD_TILES", "KEY_WIDTHS", "WgmmaTile", "bucket", "bucket_v"]
+__all__ = [
+    "BANDED_TILES",
+    "FLOAT8_TILES",
+    "FORWARD_TILES",
+    "KEY_WIDTHS",
+    "WgmmaTile",
+    "bucket",
+    "bucket_v",
+]
 
 # Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
 _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
@@ -29,14 +38,17 @@ KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _FLOAT8_KEY_WIDTHS = (96, 128)
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
+_STAGE_PADDING = 16  # bytes between rows of out, which puts them into other banks
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
     """Queries, keys, tiles in flight; whether Q stays in registers.
 
-    `query_tiles` are in shared memory; `prefetched` key tiles of the next query tile are asked into
-    the L2 cache. `interleaved`: half of the maxima are found while products are being issued.
+    `query_tiles` are in shared memory. With `turns` warpgroups issue products one after the other,
+    else as they come. `eager`: exponentials do not wait for the maxima. `staged`: columns of out
+    that pass shared memory at a time, for the copy engine to write; 0: lanes write for themselves.
+    `least_keys`: of a sequence, for the tile to be preferred to those after it in a table.
     `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
     apart and added in float32, as the tensor cores keep only some 14 bits of them.
     """
@@ -46,8 +58,10 @@ class WgmmaTile:
     stages: int
     query_in_registers: bool
     query_tiles: int = 1
-    prefetched: int = 0
-    interleaved: bool = False
+    turns: bool = True
+    eager: bool = False
+    staged: int = 0
+    least_keys: int = 0
     itemsize: int = 2
     sums_by_tile: bool = False
 
@@ -73,7 +87,13 @@ class WgmmaTile:
         keys_and_values = self.block_n * (query + value)
         if self.itemsize == 1:  # transposed values
             keys_and_values += head_dim_v * round_up(self.block_n, panel)
-        return first + self.itemsize * (queries + self.stages * keys_and_values)
+        staged = self.staged_columns(head_dim_v)
+        rows_of_out = self.block_m * (2 * staged + _STAGE_PADDING) if staged else 0
+        return first + self.itemsize * (queries + self.stages * keys_and_values) + rows_of_out
+
+    def staged_columns(self, head_dim_v: int) -> int:
+        """Return how many columns of out pass shared memory at a time."""
+        return gcd(self.staged, head_dim_v) if self.staged else 0
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
@@ -105,38 +125,47 @@ def bucket_v(head_dim_v: int) -> int:
     return next(width for width in _VALUE_WIDTHS if width >= head_dim_v)
 
 
-_NARROW = (
-    # Exponentials cost as much as products: the more warpgroups, the better both overlap.
-    WgmmaTile(192, 128, 2, False),
-    # For lengths that waste rows of the first: four warpgroups, each with half as many keys.
-    WgmmaTile(256, 64, 3, False),
-    # For lengths that waste rows of both.
-    WgmmaTile(128, 128, 2, True),
-)
+# Exponentials cost as much as products: three warpgroups overlap them best.
+_NARROW_LONG = WgmmaTile(192, 128, 2, False, eager=True, staged=64, least_keys=8192)
+# Four, each with half as many keys, waste less where sequences end, and the next Q is there.
+_NARROW_SHORT = WgmmaTile(256, 64, 3, False, query_tiles=2, staged=64)
+# For lengths that waste rows of both.
+_NARROW_LAST = WgmmaTile(128, 128, 2, True, staged=64)
+_NARROW = (_NARROW_LONG, _NARROW_SHORT, _NARROW_LAST)
 # Products are the limit. Q in registers saves a third of the reads of shared memory.
-_MEDIUM = (WgmmaTile(128, 128, 2, True),)
+_MEDIUM_SHORT = WgmmaTile(128, 128, 2, True, staged=128)
+_MEDIUM = (replace(_MEDIUM_SHORT, eager=True, least_keys=1024), _MEDIUM_SHORT)
+_96 = (
+    WgmmaTile(192, 80, 2, False, staged=96, least_keys=4096),
+    *(replace(tile, staged=96) for tile in _MEDIUM),
+)
+# The output takes 128 registers of a thread, and Q 64 KB of shared memory.
+_WIDEST = (WgmmaTile(128, 64, 2, False),)
 # Larger padded head dim -> tiles by preference: `plan_wgmma` takes the first that wastes few rows.
 FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     32: _NARROW,
     64: _NARROW,
-    96: _MEDIUM,
+    96: _96,
     128: _MEDIUM,
     # 222 KB of shared memory.
     160: (WgmmaTile(128, 112, 2, False),),
     192: (WgmmaTile(128, 112, 2, False),),
-    # 230 KB of shared memory; the output takes 128 registers of a thread.
-    224: (WgmmaTile(128, 80, 2, False),),
-    256: (WgmmaTile(128, 80, 2, False),),
+    224: _WIDEST,
+    256: _WIDEST,
 }
+# Causal or with a window, where that is faster: warpgroups have different numbers of key tiles, and
+# none waits for the others.
+_NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), _NARROW_LAST)
+BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS}
 
 _FLOAT8_NARROW = (
-    WgmmaTile(192, 96, 2, False, itemsize=1, sums_by_tile=True),
-    WgmmaTile(128, 128, 2, True, itemsize=1, sums_by_tile=True),
+    WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
+    WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
 # 128 keys would spill, unless Q is read from shared memory, which has to give K and V already.
-_FLOAT8_MEDIUM = (WgmmaTile(128, 96, 2, True, itemsize=1, sums_by_tile=True),)
-_FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, itemsize=1),)
-_FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, itemsize=1),)
+_FLOAT8_MEDIUM = (WgmmaTile(128, 96, 2, True, staged=128, itemsize=1, sums_by_tile=True),)
+_FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, staged=32, itemsize=1),)
+_FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # FP8: V is in shared memory twice, as it came and transposed. Sums by tile take as many registers
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {

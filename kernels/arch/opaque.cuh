@@ -15,4 +15,11 @@ __device__ inline T opaque(T value) {
   return value;
 }
 
+/// What `a` and `b` are to hold is computed before this, not wherever it is used.
+__device__ inline void settle_both(float (&a)[4], float (&b)[4]) {
+  asm volatile(""
+               : "+f"(a[0]), "+f"(a[1]), "+f"(a[2]), "+f"(a[3]), "+f"(b[0]), "+f"(b[1]), "+f"(b[2]),
+                 "+f"(b[3]));
+}
+
 }  // namespace cupyflash

@@ -27,11 +27,4 @@ __device__ inline void copy_box(unsigned shared, const TensorMap& map, int col, 
       : "memory");
 }
 
-/// Asks the box into the L2 cache, and waits for nothing.
-__device__ inline void prefetch_box(const TensorMap& map, int col, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map),
-               "r"(col), "r"(row), "r"(head), "r"(batch)
-               : "memory");
-}
-
 }  // namespace cupyflash

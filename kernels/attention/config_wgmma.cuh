@@ -14,11 +14,12 @@ struct WgmmaForwardConfig {
   int block_n;         // keys of a tile
   int stages;          // key tiles, and value tiles, in shared memory
   int query_tiles;     // likewise
-  int prefetched;      // key tiles of the next query tile that are asked into the L2 cache
   int store_width;     // elements that one store moves
+  int staged;          // columns of out that pass shared memory at a time, to the copy engine; or 0
   bool query_in_registers;
   bool sums_by_tile;  // each key tile's sums are added in float32: FP8 tensor cores round more
-  bool interleaved;   // half of the maxima between products; raw scores only
+  bool turns;         // warpgroups issue their products one after the other
+  bool eager;         // exponentials do not wait for the maxima; raw scores of 16 bits only
   bool raw_scores;    // the scale is left to the exponent
   bool window;        // causal, or a window bound on either side
   bool softcap;

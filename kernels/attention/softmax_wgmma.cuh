@@ -3,28 +3,34 @@
 #pragma once
 
 #include "arch/exponential.cuh"
+#include "arch/opaque.cuh"
 #include "tile/fragment_mma.cuh"
 
 namespace cupyflash {
 
-/// The maxima of a lane's two rows so far, of even and of odd columns: two chains, half the
-/// latency.
+/// The maxima of a lane's two rows so far, as far as the lane has seen them, of even and of odd
+/// columns: two chains, half the latency.
 struct WgmmaMaxima {
   float at[2][2];
 
   __device__ explicit WgmmaMaxima(const float (&row_max)[2])
       : at{{row_max[0], -infinity<float>}, {row_max[1], -infinity<float>}} {}
 
-  /// Scores of pieces first ... end - 1 too.
-  template <int first, int end, int n_tiles>
+  __device__ float of(int r) const { return fmaxf(at[r][0], at[r][1]); }
+
+  __device__ void include(const float (&piece)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) at[e >> 1][e & 1] = fmaxf(at[e >> 1][e & 1], piece[e]);
+  }
+  template <int n_tiles>
   __device__ void include(const MmaFragment<1, n_tiles>& scores) {
 #pragma unroll
-    for (int j = first; j < end; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        at[e >> 1][e & 1] = fmaxf(at[e >> 1][e & 1], scores.at[0][j][e]);
-      }
-    }
+    for (int j = 0; j < n_tiles; ++j) include(scores.at[0][j]);
+  }
+  /// The compiler would look for the maxima behind all else, and keep the scores until then; it
+  /// does not move that past this.
+  __device__ void settle(float (&piece)[4]) {
+    settle_both(reinterpret_cast<float (&)[4]>(at), piece);
   }
 };
 
@@ -39,7 +45,7 @@ struct WgmmaSoftmax {
   static constexpr float none = -3.4028234663852886e38f;
 
   float factor;      // from scores to exponents of 2, positive
-  float row_max[2];  // of the scores
+  float row_max[2];  // of the scores, as far as the lane has seen them
   float shift[2];    // subtracted from exponents; finite, unless a score is +inf or NaN
   float row_sum[2];  // relative to shift, the lane's part
 
@@ -64,36 +70,59 @@ struct WgmmaSoftmax {
   __device__ bool update(MmaFragment<1, n_tiles>& scores, const WgmmaMaxima& maxima,
                          float (&correction)[2]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row_max[r] = quad_maximum(fmaxf(maxima.at[r][0], maxima.at[r][1]));
-    }
+    for (int r = 0; r < 2; ++r) row_max[r] = maxima.of(r);
     const bool follows = follow(correction);
 #pragma unroll
-    for (int j = 0; j < n_tiles; ++j) {
+    for (int j = 0; j < n_tiles; ++j) exponentiate(scores.at[0][j]);
+    return follows;
+  }
+
+  /// The same without waiting for the maxima, which are found beside the exponentials: these are
+  /// relative to the shift so far. False: some may be above 2**reach; then `row_max` alone is new.
+  template <int reach, int n_tiles>
+  __device__ bool update_eagerly(MmaFragment<1, n_tiles>& scores) {
+    const float sum_before[2] = {row_sum[0], row_sum[1]};
+    WgmmaMaxima maxima(row_max);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& score = scores.at[0][j][e];
-        score = exp2_hardware(fmaf(score, factor, -shift[e >> 1]));
-        row_sum[e >> 1] += score;
+    for (int j = 0; j < n_tiles; ++j) {
+      maxima.include(scores.at[0][j]);
+      maxima.settle(scores.at[0][j]);
+      exponentiate(scores.at[0][j]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_max[r] = maxima.of(r);
+    const float grown = fmaxf(exponent(0) - shift[0], exponent(1) - shift[1]);
+    if (!__any_sync(0xffffffffu, grown > float(reach))) return true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_sum[r] = sum_before[r];
+    return false;
+  }
+
+  /// Lets the shift follow the maxima, if any row's has grown: true, alike in all lanes. Lanes of a
+  /// row tell each other their maxima only then.
+  __device__ bool follow(float (&correction)[2]) {
+    const bool grown = exponent(0) - top > shift[0] + slack || exponent(1) - top > shift[1] + slack;
+    const bool follows = __any_sync(0xffffffffu, grown);
+    if (follows) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        row_max[r] = quad_maximum(row_max[r]);
+        const float next = exponent(r) - top;
+        correction[r] = exp2_hardware(shift[r] - next);
+        row_sum[r] *= correction[r];
+        shift[r] = next;
       }
     }
     return follows;
   }
 
  private:
-  __device__ bool follow(float (&correction)[2]) {
-    const float next[2] = {exponent(0) - top, exponent(1) - top};
-    const bool grown = next[0] > shift[0] + slack || next[1] > shift[1] + slack;
-    const bool follows = __any_sync(0xffffffffu, grown);
-    if (follows) {
+  __device__ void exponentiate(float (&piece)[4]) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        correction[r] = exp2_hardware(shift[r] - next[r]);
-        row_sum[r] *= correction[r];
-        shift[r] = next[r];
-      }
+    for (int e = 0; e < 4; ++e) {
+      piece[e] = exp2_hardware(fmaf(piece[e], factor, -shift[e >> 1]));
+      row_sum[e >> 1] += piece[e];
     }
-    return follows;
   }
 };
 

@@ -11,11 +11,10 @@
 namespace cupyflash {
 
 /// `warp_row` is the warp's first row in the tile.
-template <WgmmaForwardConfig config, int n_tiles>
+template <WgmmaForwardConfig config, int n_tiles, class Stage>
 __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex& tile,
-                                    int warp_row,
-                                    const WgmmaSoftmax<is_float8(config.dtype)>& softmax,
-                                    const MmaFragment<1, n_tiles>& sums) {
+                                    int warp_row, WgmmaSoftmax<is_float8(config.dtype)> softmax,
+                                    const MmaFragment<1, n_tiles>& sums, const Stage& stage) {
   const Sequence& sequence = tile.sequence;
   float* row_max =
       statistic_row<float>(params.row_max, params.row_max_strides, sequence, tile.head);
@@ -29,6 +28,7 @@ __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     OnlineSoftmax<float, 1> row;
+    softmax.row_max[r] = quad_maximum(softmax.row_max[r]);
     row.row_max[0] = config.raw_scores ? softmax.row_max[r] * unit : softmax.row_max[r];
     factor[r] = exp2_hardware(softmax.shift[r] - softmax.exponent(r));
     row.row_sum[0] = quad_total(softmax.row_sum[r]) * factor[r];
@@ -43,11 +43,16 @@ __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex
     if (row_max != nullptr) row_max[query * params.row_max_strides.row] = row.row_max[0];
     if (row_sum != nullptr) row_sum[query * params.row_sum_strides.row] = row.row_sum[0];
   }
-  write_rows<config.out_dtype, config.store_width>(
-      head_rows<Element<config.out_dtype>>(params.out, params.out_strides, sequence.batch,
-                                           sequence.first_query, tile.head,
-                                           params.attention.head_dim_v),
-      tile.first_row + warp_row, sequence.seqlen_q, sums, factor);
+  const auto out = head_rows<Element<config.out_dtype>>(params.out, params.out_strides,
+                                                        sequence.batch, sequence.first_query,
+                                                        tile.head, params.attention.head_dim_v);
+  const int first_row = tile.first_row + warp_row;
+  if constexpr (config.staged > 0) {
+    stage.template write<config.out_dtype>(out, first_row, sequence.seqlen_q, sums, factor);
+  } else {
+    write_rows<config.out_dtype, config.store_width>(out, first_row, sequence.seqlen_q, sums,
+                                                     factor);
+  }
 }
 
 }  // namespace cupyflash

@@ -40,6 +40,9 @@ struct ForwardConsumer {
   static constexpr int steps = config.head_dim * config.itemsize() / 32;
   static constexpr int value_steps = config.block_n * config.itemsize() / 32;
 
+  // log2 of the largest P that is no overflow in its dtype.
+  static constexpr int reach = config.dtype == DataType::bfloat16 ? 30 : 15;
+
   const WgmmaForwardParams& params;
   Pipeline pipeline;
   int group;     // number of this warpgroup among the consumers
@@ -70,6 +73,7 @@ struct ForwardConsumer {
       end(state, tile);
       pass_over(state, unseen);
     }
+    if constexpr (config.staged > 0) pipeline.stage(warp_row).finish();  // memory lives until here
   }
 
  private:
@@ -80,14 +84,27 @@ struct ForwardConsumer {
     typename Pipeline::QueryPosition place;
 
     __device__ void take(const ForwardConsumer& loop) {
-      const Pipeline& pipeline = loop.pipeline;
-      pipeline.query_full(place).wait(place.round);
+      loop.pipeline.query_full(place).wait(place.round);
       if constexpr (kept) {
+        unsigned all = 0;
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
-          pipeline.query(place).read(at[step], loop.warp_row, step);
+          loop.pipeline.query(place).read(at[step], loop.warp_row, step);
+          all |= at[step][0];
         }
-        leave(pipeline);
+        // Arriving does not wait for reads that are under way, and copies would overtake them; this
+        // store does.
+        loop.hold_back(all);
+        leave(loop.pipeline);
+      }
+    }
+    /// Columns 16 * step ... of the warp's rows.
+    __device__ void read(const ForwardConsumer& loop, unsigned (&query)[4], int step) const {
+      if constexpr (kept) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) query[e] = at[step][e];
+      } else {
+        loop.pipeline.query(place).read(query, loop.warp_row, step);
       }
     }
     /// Nothing is read of the tile any more.
@@ -105,6 +122,7 @@ struct ForwardConsumer {
     Probabilities p;
     Softmax softmax;
     float correction[2];
+    bool behind = false;  // the sums, by `correction`, once the last probabilities are in
     Position key_at, value_at;
 
     __device__ explicit State(float factor) : softmax(factor) { sums.fill(0.0f); }
@@ -118,10 +136,7 @@ struct ForwardConsumer {
     start_scores(state);
     pass_turn();
     await_products<0>();
-    end_scores(state, walk);
-    WgmmaMaxima maxima(state.softmax.row_max);
-    maxima.include<0, Shape::n_tiles>(state.scores);
-    state.softmax.update(state.scores, maxima, state.correction);
+    find_probabilities(state, walk);
     state.p.template round<config.dtype>(state.scores);
   }
 
@@ -140,6 +155,7 @@ struct ForwardConsumer {
     start_sums(state);
     await_products<0>();
     end_sums(state);
+    catch_up(state);
     write(finished, state.softmax, state.sums);
     state.softmax.reset();
     state.sums.fill(0.0f);
@@ -162,57 +178,103 @@ struct ForwardConsumer {
 
   /// O += P V of the key tile before, and P of the walk's, of the same query tile.
   __device__ void step(State& state, const Walk& walk) const {
-    const WgmmaMaxima maxima = start_both(state, walk);
-    const bool changed = state.softmax.update(state.scores, maxima, state.correction);
-    end_both(state);
-    if (changed) rescale(state.sums, state.correction);
+    start_both(state);
+    if constexpr (config.eager) {
+      step_eagerly(state, walk);
+    } else {
+      const bool follows = find_probabilities(state, walk);
+      end_both(state);
+      if (follows) rescale(state.sums, state.correction);
+    }
     state.p.template round<config.dtype>(state.scores);
+  }
+
+  /// The rest of a step where exponentials do not wait for the tile's maxima: P is relative to the
+  /// shift so far, and the sums follow the next one with it, a step later.
+  __device__ void step_eagerly(State& state, const Walk& walk) const {
+    settle(state.scores);
+    form_scores(state, walk);
+    const bool within_reach = state.softmax.template update_eagerly<reach>(state.scores);
+    if (!within_reach) find_scores_again(state, walk);
+    release_key(state, walk);
+    end_both(state);
+    catch_up(state);
+    if (within_reach) {
+      state.behind = state.softmax.follow(state.correction);
+    } else {
+      state.softmax.update(state.scores, WgmmaMaxima(state.softmax.row_max), state.correction);
+      rescale(state.sums, state.correction);
+    }
   }
 
   /// The same from one query tile, which is written, to the next one.
   __device__ void step_over(State& state, const Walk& walk, const TileIndex& finished) const {
     state.queries.take(*this);
     const Softmax softmax = state.softmax;
+    const float correction[2] = {state.correction[0], state.correction[1]};
     state.softmax.reset();
     take_factor(state, walk);
-    const WgmmaMaxima maxima = start_both(state, walk);
-    state.softmax.update(state.scores, maxima, state.correction);
+    start_both(state);
+    find_probabilities(state, walk);
     end_both(state);
+    if (config.eager && state.behind) rescale(state.sums, correction);
+    state.behind = false;
     write(finished, softmax, state.sums);
     state.sums.fill(0.0f);
     state.p.template round<config.dtype>(state.scores);
   }
 
-  /// Starts both products and waits for the scores, whose maxima it returns. Where `interleaved`,
-  /// half of these are found between two halves of the sums, while the first one runs.
-  __device__ WgmmaMaxima start_both(State& state, const Walk& walk) const {
-    static_assert(config.raw_scores || !config.interleaved);
-    constexpr int early_steps = config.interleaved ? value_steps / 2 : value_steps;
-    constexpr int early_tiles = config.interleaved ? Shape::n_tiles / 2 : 0;
-    WgmmaMaxima maxima(state.softmax.row_max);
+  /// Starts both products and waits for the scores.
+  __device__ void start_both(State& state) const {
     await_turn();
     start_scores(state);
-    await_value(state);
-    add_values<0, early_steps>(state);
-    if constexpr (config.interleaved) {
-      await_products<0>();
-      settle(state.scores);
-      if (!walk.masked()) maxima.include<0, early_tiles>(state.scores);
-      products_see_registers();
-      add_values<early_steps, value_steps>(state);
-    }
-    commit_products();
+    start_sums(state);
     pass_turn();
     await_products<1>();
-    end_scores(state, walk);
-    if (walk.masked()) maxima.include<0, early_tiles>(state.scores);
-    maxima.include<early_tiles, Shape::n_tiles>(state.scores);
-    return maxima;
+  }
+
+  /// If true, earlier sums are to be multiplied by `correction`.
+  __device__ bool find_probabilities(State& state, const Walk& walk) const {
+    settle(state.scores);
+    release_key(state, walk);
+    form_scores(state, walk);
+    WgmmaMaxima maxima(state.softmax.row_max);
+    maxima.include(state.scores);
+    return state.softmax.update(state.scores, maxima, state.correction);
+  }
+
+  /// Sums and probabilities are relative to the same shift again.
+  __device__ void catch_up(State& state) const {
+    if (config.eager && state.behind) rescale(state.sums, state.correction);
+    state.behind = false;
+  }
+
+  /// The scores of this warp's rows once more, by instructions that every warp has for itself:
+  /// exponentials are out of reach in one tile of many, if at all.
+  __device__ void find_scores_again(State& state, const Walk& walk) const {
+    await_products<0>();
+    settle(state.sums);
+    settle(state.scores);
+    state.scores.fill(0.0f);
+    const auto keys = pipeline.key(state.key_at);
+#pragma unroll(Queries::kept ? steps : 1)
+    for (int step = 0; step < steps; ++step) {
+      unsigned query[4];
+      state.queries.read(*this, query, step);
+#pragma unroll
+      for (int j = 0; j < Shape::n_tiles; j += 2) {
+        unsigned key[4];
+        keys.read(key, j * 8, step);
+        mma_16x8x16<config.dtype>(state.scores.at[0][j], query, key[0], key[2]);
+        mma_16x8x16<config.dtype>(state.scores.at[0][j + 1], query, key[1], key[3]);
+      }
+    }
+    form_scores(state, walk);
   }
 
   __device__ void end_both(State& state) const {
     settle(state.scores);
-    hold_back(state.softmax.row_sum[0] + state.softmax.row_sum[1]);
+    hold_back(__float_as_uint(state.softmax.row_sum[0] + state.softmax.row_sum[1]));
     await_products<0>();
     end_sums(state);
     settle(state.scores);
@@ -226,13 +288,14 @@ struct ForwardConsumer {
 
   /// The assembler would move the wait that follows to before the arithmetic that is to run beside
   /// the products; not so if a store, which nobody reads, needs its result first.
-  __device__ void hold_back(float result) const {
-    store_shared(pipeline.scratch(), __float_as_uint(result));
-  }
+  __device__ void hold_back(unsigned result) const { store_shared(pipeline.scratch(), result); }
 
-  __device__ void await_turn() const { await_barrier<256>(1 + group); }
+  __device__ void await_turn() const {
+    if constexpr (config.turns) await_barrier<256>(1 + group);
+  }
   __device__ void pass_turn() const {
-    arrive_at_barrier<256>(group + 1 < config.consumers() ? group + 2 : 1);
+    const int next = group + 1 < config.consumers() ? group + 1 : 0;
+    if constexpr (config.turns) arrive_at_barrier<256>(1 + next);
   }
 
   __device__ void start_scores(State& state) const {
@@ -249,14 +312,15 @@ struct ForwardConsumer {
     commit_products();
   }
 
-  /// From products to scores: what is left to do of scale and softcap, and the mask.
-  __device__ void end_scores(State& state, const Walk& walk) const {
-    Scores& scores = state.scores;
-    settle(scores);
+  __device__ void release_key(State& state, const Walk& walk) const {
     release(pipeline.key_empty(state.key_at));
     state.key_at.advance();
     if (!Queries::kept && walk.last()) state.queries.leave(pipeline);
+  }
 
+  /// From products to scores: what is left to do of scale and softcap, and the mask.
+  __device__ void form_scores(State& state, const Walk& walk) const {
+    Scores& scores = state.scores;
     const int first_query = walk.tile.first_row + warp_row;
     if constexpr (!config.raw_scores) {
       const Score<config> score(params.common, walk.tile.sequence, walk.tile.head);
@@ -278,26 +342,17 @@ struct ForwardConsumer {
   }
 
   __device__ void start_sums(State& state) const {
-    await_value(state);
-    add_values<0, value_steps>(state);
-    commit_products();
-  }
-
-  __device__ void await_value(const State& state) const {
     pipeline.value_full(state.value_at).wait(state.value_at.round);
     products_see_registers();
-  }
-
-  template <int first, int end>
-  __device__ void add_values(State& state) const {
     const auto values = pipeline.value(state.value_at);
     if constexpr (config.sums_by_tile) {
-      accumulate_rows<true, first, end>(state.tile_sums, state.p, values);
+      accumulate_rows<true, 0, value_steps>(state.tile_sums, state.p, values);
     } else if constexpr (float8) {
-      accumulate_rows<false, first, end>(state.sums, state.p, values);
+      accumulate_rows<false, 0, value_steps>(state.sums, state.p, values);
     } else {
-      accumulate_rows<config.dtype, first, end>(state.sums, state.p, values);
+      accumulate_rows<config.dtype, 0, value_steps>(state.sums, state.p, values);
     }
+    commit_products();
   }
 
   __device__ void end_sums(State& state) const {
@@ -328,7 +383,8 @@ struct ForwardConsumer {
   }
 
   __device__ void write(const TileIndex& tile, const Softmax& softmax, const Sums& sums) const {
-    write_forward_wgmma<config>(params.common, tile, warp_row, softmax, sums);
+    write_forward_wgmma<config>(params.common, tile, warp_row, softmax, sums,
+                                pipeline.stage(warp_row));
   }
 };
 

@@ -4,6 +4,7 @@
 #include "attention/config_wgmma.cuh"
 #include "tile/panels.cuh"
 #include "tile/ring_position.cuh"
+#include "tile/row_stage.cuh"
 
 namespace cupyflash {
 
@@ -30,7 +31,11 @@ struct WgmmaForwardShape {
   static constexpr int key_offset = query_offset + config.query_tiles * QueryTile::bytes;
   static constexpr int value_offset = key_offset + config.stages * KeyTile::bytes;
   static constexpr int landed_offset = value_offset + config.stages * ValueTile::bytes;
-  static constexpr int bytes = landed_offset + transposes * config.stages * LandedTile::bytes;
+  static constexpr int stage_offset =
+      landed_offset + transposes * config.stages * LandedTile::bytes;
+  using Stage = RowStage<config.staged>;  // of a warp's rows of out
+  static constexpr int bytes =
+      stage_offset + (config.staged > 0) * (config.block_m / Stage::rows) * Stage::bytes;
 };
 
 /// A tile's `full` phase ends when copies have brought it, its `empty` phase when all consumer
@@ -59,6 +64,11 @@ struct ForwardPipeline {
   __device__ typename Shape::LandedTile landed(Position at) const {
     constexpr int offset = Shape::transposes ? Shape::landed_offset : Shape::value_offset;
     return {shared + offset + at.stage * Shape::LandedTile::bytes};
+  }
+
+  /// Of the warp whose rows of a query tile start at `warp_row`.
+  __device__ typename Shape::Stage stage(int warp_row) const {
+    return {shared + Shape::stage_offset + warp_row / Shape::Stage::rows * Shape::Stage::bytes};
   }
 
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }

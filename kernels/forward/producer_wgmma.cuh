@@ -25,14 +25,10 @@ struct ForwardProducer {
     typename Pipeline::QueryPosition query_at;
     Keys before = load_key(walk, key_at);
     load_query(walk, query_at);
-    prefetch_next(walk);
     while (walk.advance()) {
       const Keys keys = load_key(walk, key_at);
       load_value(before, value_at);
-      if (walk.first()) {
-        load_query(walk, query_at);
-        prefetch_next(walk);
-      }
+      if (walk.first()) load_query(walk, query_at);
       before = keys;
     }
     load_value(before, value_at);
@@ -66,23 +62,6 @@ struct ForwardProducer {
     pipeline.query(at).load(params.query_map, walk.tile.first_row, walk.tile.head,
                             walk.tile.sequence.batch, pipeline.query_full(at));
     at.advance();
-  }
-
-  /// Short sequences come from far memory again and again; who asks a query tile ahead does not
-  /// wait.
-  __device__ void prefetch_next(ForwardWalk<config> walk) const {
-    if constexpr (config.prefetched == 0) return;
-    using Shape = typename Pipeline::Shape;
-    if (!walk.next_query_tile()) return;
-    const int batch = walk.tile.sequence.batch;
-    Shape::QueryTile::prefetch(params.query_map, walk.tile.first_row, walk.tile.head, batch);
-    const int head = walk.tile.head / params.common.attention.group_size;
-    const int least = maximum(walk.key_tiles.begin, walk.key_tiles.end - config.prefetched);
-    for (walk.n = walk.key_tiles.end - 1; walk.n >= least; --walk.n) {
-      const int row = walk.first_key() - params.first_key;
-      Shape::KeyTile::prefetch(params.key_map, row, head, batch);
-      Shape::LandedTile::prefetch(params.value_map, row, head, batch);
-    }
   }
 };
 

@@ -39,11 +39,6 @@ struct PanelTile {
       copy_box(panel(p).address, map, p * panel_cols, row, head, batch, arrived);
     }
   }
-  /// By one thread: asks for what `load` would fill a tile with, so that it is near when needed.
-  __device__ static void prefetch(const TensorMap& map, int row, int head, int batch) {
-#pragma unroll
-    for (int p = 0; p < panels; ++p) prefetch_box(map, p * panel_cols, row, head, batch);
-  }
   /// Operand of products: rows from `row` on, a multiple of 8.
   __device__ uint64 operand(int row = 0) const {
     return describe_operand(address + row * Panel::pitch, Panel::bytes);

@@ -7,7 +7,7 @@ import pytest
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, plan_forward
-from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, FORWARD_TILES
+from cupyflash._cuda.tiles_wgmma import BANDED_TILES, FLOAT8_TILES, FORWARD_TILES
 from cupyflash._problem import Problem
 from cupyflash.tiling import Tiling
 
@@ -34,9 +34,10 @@ def check(plan: WgmmaForwardPlan, spilled: int = 0) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tile_table(case: tuple[int, bool]) -> None:
     head_dim, causal = case
-    table = FORWARD_TILES[head_dim]
+    table = (BANDED_TILES if causal else FORWARD_TILES).get(head_dim, FORWARD_TILES[head_dim])
     tile = table[CASES.index(case) % len(table)]
-    check(plan_forward(problem_of(head_dim, causal), HOPPER, tile))
+    # Where exponentials do not wait, scores that are found again take registers of others.
+    check(plan_forward(problem_of(head_dim, causal), HOPPER, tile), 32 * tile.eager)
 
 
 @pytest.mark.parametrize("head_dim", FLOAT8_TILES)

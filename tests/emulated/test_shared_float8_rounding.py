@@ -1,4 +1,3 @@
 """tests/unit/test_float8_rounding.py on the emulated engines."""
 
 from tests.unit.test_float8_rounding import *  # noqa: F403
-from tests.unit.test_float8_rounding import _trial  # noqa: F401

@@ -1,9 +1,10 @@
-"""Tiles of the wgmma engine that no table names yet, `bench --tune` tries them: are they right?"""
+"""Tiles of the wgmma engine that no table names, but `bench --tune` tries: are they right?"""
 
 from __future__ import annotations
 
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from cupyflash._cuda import plan_wgmma
@@ -11,18 +12,25 @@ from cupyflash._cuda.tiles_wgmma import WgmmaTile
 from tests.cases import Shape
 from tests.harness import check, draw
 
-# Two Q tiles in shared memory, prefetching, interleaved maxima, and tiles that consumers pass over.
 TILES = {
-    64: (WgmmaTile(256, 64, 3, False, 2, 8), WgmmaTile(192, 128, 2, False, 2, 4, True)),
-    128: (WgmmaTile(128, 128, 2, True, 1, 4, True), WgmmaTile(128, 64, 3, True)),
-    256: (WgmmaTile(128, 80, 2, False, 1, 6, True),),
+    64: (
+        WgmmaTile(256, 64, 3, False, query_tiles=2),
+        WgmmaTile(192, 128, 2, False, turns=False, staged=64),
+        WgmmaTile(128, 128, 2, True, eager=True, staged=32),
+    ),
+    128: (
+        WgmmaTile(128, 64, 3, True, staged=64),
+        WgmmaTile(128, 128, 3, False, eager=True, turns=False),
+        WgmmaTile(192, 80, 2, False, eager=True),
+    ),
+    256: (WgmmaTile(128, 80, 2, False), WgmmaTile(128, 64, 2, False, eager=True, staged=32)),
 }
 
 
 @pytest.mark.parametrize(
     ("head_dim", "tile"), [(dim, tile) for dim, tiles in TILES.items() for tile in tiles], ids=str
 )
-def test_tiles_that_fetch_ahead(engine, rng, monkeypatch, head_dim, tile):
+def test_other_tiles(engine, rng, monkeypatch, head_dim, tile):
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
     plan_wgmma.plan_forward.cache_clear()
@@ -31,6 +39,29 @@ def test_tiles_that_fetch_ahead(engine, rng, monkeypatch, head_dim, tile):
     feature = rng.choice(["plain", "causal", "window"])
     arguments = draw(rng, shape, "bfloat16", [] if feature == "plain" else [feature])
     del arguments["dout"]
+    monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
+    check(engine, **arguments)
+    plan_wgmma.plan_forward.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("growth", [4.0, 12.0, 60.0, 500.0])
+@pytest.mark.parametrize("kept", [False, True])
+def test_scores_that_grow(engine, rng, monkeypatch, dtype, growth, kept):
+    """Key tiles come from right to left: the exponentials of later ones are out of reach."""
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    tile = WgmmaTile(128, 64, 3, kept, eager=True, staged=64)
+    plan_wgmma.plan_forward.cache_clear()
+    shape = Shape(1, 200, 500, head_dim=64, head_dim_v=64)
+    arguments = draw(rng, shape, dtype, ["causal"] if growth < 50 else [])
+    del arguments["dout"]
+    key = arguments["k"]
+    rows = key.shape.index(500)
+    shaped = [1] * key.ndim
+    shaped[rows] = 500
+    factor = growth ** np.linspace(1, 0, 500).round(1).reshape(shaped)
+    arguments["k"] = (key.astype(np.float32) * factor).astype(key.dtype)
     monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
     check(engine, **arguments)
     plan_wgmma.plan_forward.cache_clear()

@@ -15,11 +15,6 @@ HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (48, 176), (96, 80))
 BFLOAT16_ULP = 2.0**-8
 
 
-@pytest.fixture(autouse=True)
-def _trial(monkeypatch):
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
-
-
 def serving(engine):
     if engine not in cases.FLOAT8_ROUNDING_ENGINES:
         pytest.skip(f"engine {engine!r} does not serve FP8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.params import FORWARD_PARAMS
 from cupyflash._cuda.plan_wgmma import plan_forward
 from cupyflash._cuda.tile_order import key_tiles, seen_keys, tile_order
-from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, FORWARD_TILES, WgmmaTile
+from cupyflash._cuda.tiles_wgmma import BANDED_TILES, FLOAT8_TILES, FORWARD_TILES, WgmmaTile
 from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -73,14 +75,17 @@ def test_every_head_dim_fits() -> None:
                 assert dv <= plan.config.head_dim_v
 
 
-def test_every_line_of_the_tile_table_is_taken() -> None:
-    for head_dim, tiles in FORWARD_TILES.items():
-        taken = {
-            plan_forward(problem_of(head_dim, head_dim, seqlen_q=length), HOPPER).tiling
-            for length in (128, 192, 256)
-        }
-        expected = {Tiling(tile.block_m, tile.block_n, tile.stages, tile.warps) for tile in tiles}
-        assert taken == expected
+@pytest.mark.parametrize(("tables", "right"), [(FORWARD_TILES, None), (BANDED_TILES, 0)])
+def test_every_line_of_the_tile_table_is_taken(
+    tables: dict[int, tuple[WgmmaTile, ...]], right: int | None
+) -> None:
+    for head_dim, tiles in tables.items():
+        problem = replace(problem_of(head_dim, head_dim), window_right=right)
+        taken = set()
+        for rows, keys in product((128, 192, 256), (1023, 1024, 8192)):
+            config = plan_forward(replace(problem, seqlen_q=rows, seqlen_k=keys), HOPPER).config
+            taken.add((config.block_m, config.block_n, config.stages, config.turns, config.eager))
+        assert taken == {(t.block_m, t.block_n, t.stages, t.turns, t.eager) for t in tiles}
 
 
 def test_a_given_tiling_is_taken() -> None:

@@ -18,7 +18,6 @@ from cupyflash._cuda import tuned, warn
 from cupyflash._cuda.candidates import candidates
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, runs_on
-from cupyflash._cuda.tiles_wgmma import WgmmaTile
 from cupyflash._options import Options
 from cupyflash._problem import Problem
 from cupyflash.bench import command, tune
@@ -165,19 +164,3 @@ def test_candidates_are_legal_different_and_few(
     assert len(stubs) == 1 + len(tiles) < 50
     if engine in ("simt", "mma") and head_dim <= 128:
         assert len(tiles) > 5
-
-
-def test_tiles_that_have_not_run_on_a_gpu_are_tried_on_trial_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def ahead() -> list[WgmmaTile]:
-        tiles = candidates("wgmma", "forward", problem, Device.known("sm_90a"))
-        wgmma = [each for each in tiles if isinstance(each, WgmmaTile)]
-        assert wgmma == tiles
-        return [each for each in wgmma if each.query_tiles > 1 or each.prefetched]
-
-    problem = Problem("float16", 2, 512, 512, 8, 8, 64, 64, 0.1)
-    monkeypatch.delenv("CUPYFLASH_TRIAL", raising=False)
-    assert not ahead()
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
-    assert ahead()

@@ -14,6 +14,10 @@ inline void add_bulk(float* global, unsigned shared, int bytes) {
   emulator::store_bulk_later(global, shared, bytes, true);
   emulator::commit_bulk();
 }
+inline void store_bulk(void* global, unsigned shared, int bytes) {
+  emulator::store_bulk_later(global, shared, bytes, false);
+  emulator::commit_bulk();
+}
 inline void await_bulk_reads() { emulator::await_bulk_read(0); }
 inline void await_bulk_additions() { emulator::await_bulk(0); }
 

@@ -19,6 +19,4 @@ inline void copy_box(unsigned shared, const TensorMap& map, int col, int row, in
   emulator::copy_box_later(shared, &map, at, 4, arrived.address);
 }
 
-inline void prefetch_box(const TensorMap&, int, int, int, int) {}
-
 }  // namespace cupyflash
