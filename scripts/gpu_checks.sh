@@ -36,8 +36,8 @@ features() {
 decode() { # FP8 caches by the kernels on trial
   CUPYFLASH_TRIAL=1 timeout 300 "$python" -m cupyflash bench --decode --json "$folder/decode.json"
 }
-tune() { # the grid of the Hopper engine's short calls, with tiles on trial; mma's slowest point
-  CUPYFLASH_TRIAL=1 timeout 300 "$python" -m cupyflash bench --tune --directions forward \
+tune() { # the grid of the Hopper engine's short calls; mma's slowest point
+  timeout 300 "$python" -m cupyflash bench --tune --directions forward \
     --shapes 32,512,32,64 16,1024,32,64 32,512,16,128 32,512,8,256
   timeout 120 "$python" -m cupyflash bench --tune --engine mma --directions forward \
     --shapes 32,512,8,256 --masks full

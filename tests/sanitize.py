@@ -70,7 +70,7 @@ def main() -> None:
                 calls += 2
             except UnsupportedError:
                 continue
-    calls += watch_caches() + watch_caches(cached_as_float8) + watch_float8()
+    calls += watch_caches() + watch_caches(cached_as_float8) + watch_float8() + watch_whole_heads()
     cupy.cuda.runtime.deviceSynchronize()
     print(f"{calls} calls watched")
 
@@ -114,6 +114,16 @@ def watch_float8() -> int:
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         flash_attention(query, key, value, causal=True, **descales)
     return len(SHAPES)
+
+
+def watch_whole_heads() -> int:
+    """The backward of as many heads as Hopper's multiprocessors, each with several key tiles."""
+    heads = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    for head_dim in (64, 128):
+        query, key, value, grad_out = draw((4, heads, 150, 1, head_dim), np.float16)
+        _, saved = flash_attention_forward(query, key, value, causal=True)
+        flash_attention_backward(grad_out, saved)
+    return 4
 
 
 def changes(heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from cupyflash._cuda.backward_wgmma import can_read, wgmma_backward_arguments
 from cupyflash._cuda.config_mma import MMA_BACKWARD_PARAMS, MMA_BACKWARD_POINTERS
 from cupyflash._cuda.config_wgmma import MAPPED_BACKWARD
 from cupyflash._cuda.device import describe
+from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
@@ -98,6 +100,7 @@ class BackwardStruct(NamedTuple):
     scratch: dict[str, tuple[int, str]]  # name -> number of elements, dtype
     zeroed: tuple[str, ...] = ()  # arrays that are added to
     moved: tuple[Moved, ...] = ()  # where else pointers are written
+    tables: Mapping[str, DeviceTable] = MappingProxyType({})  # whose addresses it holds
 
 
 class _Prepared(NamedTuple):
@@ -201,14 +204,20 @@ def _dense_strides(problem: Problem) -> Strides:
     return (row, itemsize) if problem.varlen else (row * problem.num_heads, row, itemsize)
 
 
-def _simt_struct(problem: Problem, layout: BackwardLayout, plan: BackwardPlan) -> BackwardStruct:
+def _simt_struct(
+    problem: Problem, layout: BackwardLayout, plan: BackwardPlan, device_id: int
+) -> BackwardStruct:
+    del device_id
     rows = problem.num_heads * problem.seqlen_q * (1 if problem.varlen else problem.batch)
     scratch = {"delta": (rows, problem.accumulator_dtype), **_map_scratch(plan)}
     pointers = pointers_of(BACKWARD_POINTERS, problem)
     return BackwardStruct(backward_params(problem, layout), pointers, scratch)
 
 
-def _mma_struct(problem: Problem, layout: BackwardLayout, plan: MmaBackwardPlan) -> BackwardStruct:
+def _mma_struct(
+    problem: Problem, layout: BackwardLayout, plan: MmaBackwardPlan, device_id: int
+) -> BackwardStruct:
+    del device_id
     common = backward_params(problem, layout)
     params: npt.NDArray[Any] = np.zeros((), MMA_BACKWARD_PARAMS)
     for name in common.dtype.names or ():
@@ -220,12 +229,13 @@ def _mma_struct(problem: Problem, layout: BackwardLayout, plan: MmaBackwardPlan)
 
 
 def _wgmma_struct(
-    problem: Problem, layout: BackwardLayout, plan: WgmmaBackwardPlan
+    problem: Problem, layout: BackwardLayout, plan: WgmmaBackwardPlan, device_id: int
 ) -> BackwardStruct:
     common = backward_params(problem, layout)
-    params, moved = wgmma_backward_arguments(problem, layout, plan, common)
+    params, moved, tables = wgmma_backward_arguments(problem, layout, plan, common, device_id)
     pointers = pointers_of(MMA_BACKWARD_POINTERS, problem)
-    return BackwardStruct(params, pointers, _sums_scratch(plan), moved=tuple(moved))
+    scratch = _sums_scratch(plan)
+    return BackwardStruct(params, pointers, scratch, moved=tuple(moved), tables=tables)
 
 
 def _sums_scratch(plan: MmaBackwardPlan | WgmmaBackwardPlan) -> dict[str, tuple[int, str]]:
@@ -243,7 +253,7 @@ def _map_scratch(plan: BackwardPlan | MmaBackwardPlan) -> dict[str, tuple[int, s
     return {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
 
 
-_STRUCTS: dict[str, Callable[[Problem, BackwardLayout, Any], BackwardStruct]] = {
+_STRUCTS: dict[str, Callable[[Problem, BackwardLayout, Any, int], BackwardStruct]] = {
     "simt": _simt_struct,
     "mma": _mma_struct,
     "wgmma": _wgmma_struct,
@@ -268,7 +278,7 @@ def _prepare(
     )
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
-    struct = _STRUCTS[plan.engine](problem, layout, plan)
+    struct = _STRUCTS[plan.engine](problem, layout, plan, device_id)
     launchers = (
         Launcher(
             module.get_function(launch.entry, launch.shared_memory),
@@ -278,6 +288,7 @@ def _prepare(
             threads=launch.threads,
             shared_memory=launch.shared_memory,
             moved=struct.moved,
+            tables=struct.tables,
         )
         for launch in plan.launches
     )

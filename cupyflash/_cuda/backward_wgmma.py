@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from cupyflash._cuda import tensor_map
 from cupyflash._cuda.config_wgmma import MAPPED_BACKWARD, WGMMA_BACKWARD_PARAMS
+from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.kernel import VECTOR_BYTES
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.operand_maps import MappedOperand, write_maps
+from cupyflash._cuda.order_table import order_table
 from cupyflash._cuda.plan_wgmma_backward import WgmmaBackwardPlan
-from cupyflash._cuda.tile_order import seeing_queries, seen_keys
+from cupyflash._cuda.tile_order import key_tile_order, seeing_queries, seen_keys
 from cupyflash._problem import Problem
 
 if TYPE_CHECKING:
@@ -43,10 +45,12 @@ def wgmma_backward_arguments(
     layout: BackwardLayout,
     plan: WgmmaBackwardPlan,
     common: npt.NDArray[np.void],
-) -> tuple[npt.NDArray[np.void], list[Moved]]:
-    """Return ``WgmmaBackwardParams``, all but the pointers, and where else these are written.
+    device_id: int,
+) -> tuple[npt.NDArray[np.void], list[Moved], dict[str, DeviceTable]]:
+    """Return ``WgmmaBackwardParams``, all but the pointers.
 
-    `common` is its ``BackwardParams``.
+    And where else these are written, and the tables whose addresses it holds. `common` is its
+    ``BackwardParams``.
     """
     config = plan.config
     params: npt.NDArray[Any] = np.zeros((), WGMMA_BACKWARD_PARAMS)
@@ -59,6 +63,10 @@ def wgmma_backward_arguments(
     params["first_query"], params["first_key"] = queries[0], keys[0]
     scale = problem.softmax_scale if config.raw_scores else 1.0
     params["exponent_factor"] = scale * _LOG2_E
+    tables = {}
+    if config.persistent and config.window and not config.whole_heads:
+        tile, blocks = (config.block_m, config.block_n), plan.main.blocks
+        tables["order"] = order_table(key_tile_order, problem, *tile, blocks, device_id)
     of_queries = *queries, problem.num_heads
     of_keys = *keys, problem.num_heads_kv
     dim, dim_v = problem.head_dim, problem.head_dim_v
@@ -72,7 +80,7 @@ def wgmma_backward_arguments(
         MappedOperand(name, strides, problem.batch, *shape)
         for name, strides, shape in zip(MAPPED_BACKWARD, _mapped(layout), shapes, strict=True)
     ]
-    return params, write_maps(params, problem.dtype, operands)
+    return params, write_maps(params, problem.dtype, operands), tables
 
 
 def _mapped(layout: BackwardLayout) -> tuple[tuple[int, ...], ...]:

@@ -90,6 +90,20 @@ def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
         QUERY_WIDTHS, ways, (2, 3), (1, 2, 3), (True, False)
     ):
         yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, roles, direct)
+    yield from _staying()
+
+
+def _staying() -> Iterator[Tile]:
+    """Blocks that stay: dQ by way of shared memory or from registers, and whole heads."""
+    blocks = ((128, 128, False, False), (64, 128, True, False), (64, 128, False, False),
+              (64, 64, True, True))  # fmt: skip
+    ways = ((False, False), (True, False), (True, True))
+    for (block_m, block_n, early, roles), grad_out_stages, (direct, whole) in product(
+        blocks, (1, 2), ways
+    ):
+        yield WgmmaBackwardTile(
+            block_m, block_n, 2, grad_out_stages, early, roles, direct, True, whole
+        )
 
 
 _GRIDS: dict[tuple[str, str], Callable[[Problem], Iterator[Tile]]] = {

@@ -101,11 +101,13 @@ class Scratch:
     pairs: int  # (batch, head) pairs
     head_dim: int  # padded
     row_statistics: int = 3  # of a row
+    sum_pairs: int | None = None  # that are summed up at a time; None: all
 
     @property
     def query_sums(self) -> int:
         """Number of float32."""
-        return self.pairs * self.rows * self.head_dim
+        pairs = self.pairs if self.sum_pairs is None else self.sum_pairs
+        return pairs * self.rows * self.head_dim
 
     @property
     def statistics(self) -> int:

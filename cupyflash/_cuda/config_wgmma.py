@@ -53,7 +53,12 @@ WGMMA_FORWARD_PARAMS = _params(
 )
 WGMMA_BACKWARD_PARAMS = _params(
     MMA_BACKWARD_PARAMS,
-    (("first_query", np.int32), ("first_key", np.int32), ("exponent_factor", np.float32)),
+    (
+        ("order", np.uint64),
+        ("first_query", np.int32),
+        ("first_key", np.int32),
+        ("exponent_factor", np.float32),
+    ),
     MAPPED_BACKWARD,
 )
 
@@ -96,6 +101,8 @@ class WgmmaBackwardConfig:
     early: bool
     roles: bool
     direct: bool
+    persistent: bool
+    whole_heads: bool
     load_width: int
     store_width: int
     raw_scores: bool

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from cupyflash._cuda.config_wgmma import MAPPED, WGMMA_FORWARD_PARAMS
 from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.operand_maps import MappedOperand, write_maps
+from cupyflash._cuda.order_table import order_table
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
 from cupyflash._cuda.tile_order import seen_keys, tile_order
 from cupyflash._problem import Problem
@@ -49,9 +48,8 @@ def wgmma_arguments(
     params["exponent_factor"] = scale * _LOG2_E
     tables = {}
     if config.window:
-        tile = config.block_m, config.block_n
-        alike = replace(problem, softmax_scale=1.0, softcap=None, extras=frozenset())
-        tables["order"] = _order(alike, *tile, plan.launch.blocks, device_id)
+        tile, blocks = (config.block_m, config.block_n), plan.launch.blocks
+        tables["order"] = order_table(tile_order, problem, *tile, blocks, device_id)
 
     of_queries = 0, problem.seqlen_q, problem.num_heads
     of_keys = begin, end, problem.num_heads_kv
@@ -65,12 +63,3 @@ def wgmma_arguments(
         for name, shape in zip(MAPPED, shapes, strict=True)
     ]
     return params, write_maps(params, problem.dtype, operands), tables
-
-
-@lru_cache(maxsize=1024)
-def _order(
-    problem: Problem, block_m: int, block_n: int, blocks: int, device_id: int
-) -> DeviceTable:
-    """Return `tile_order` for launches on this device: others' streams may have the same number."""
-    del device_id
-    return DeviceTable(partial(tile_order, problem, block_m, block_n, blocks))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from cupyflash._cuda.config import constant
@@ -24,6 +25,7 @@ from cupyflash._cuda.params import size_assertion
 from cupyflash._cuda.plan_mma import LARGEST_FAST_SOFTCAP, ROW_LANES, ROW_THREADS, SINKS_THREADS
 from cupyflash._cuda.tiles_wgmma_backward import (
     BACKWARD_TILES,
+    BANDED_BACKWARD_TILES,
     WgmmaBackwardTile,
     bucket_backward,
 )
@@ -35,6 +37,7 @@ __all__ = ["WgmmaBackwardPlan", "plan_backward"]
 
 _ITEMSIZE = 2
 _STATISTICS = 2  # of a row
+_LEAST_BUSY = 0.9  # of the multiprocessors' time, for blocks that take whole heads
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class WgmmaBackwardPlan:
     scratch: Scratch
     prepare: KernelLaunch
     main: KernelLaunch
-    convert: KernelLaunch
+    convert: KernelLaunch | None
     grad_sinks: KernelLaunch | None
 
     @property
@@ -56,8 +59,8 @@ class WgmmaBackwardPlan:
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        launches = self.prepare, self.main, self.convert
-        return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
+        launches = self.prepare, self.main, self.convert, self.grad_sinks
+        return tuple(launch for launch in launches if launch is not None)
 
     @cached_property
     def stub(self) -> str:
@@ -66,8 +69,9 @@ class WgmmaBackwardPlan:
         entries = [
             entry_point(self.prepare, params, "prepare_backward_wgmma<config>"),
             entry_point(self.main, params, "backward_wgmma<config>"),
-            entry_point(self.convert, params, "convert_query_gradient<config>"),
         ]
+        if self.convert is not None:
+            entries.append(entry_point(self.convert, params, "convert_query_gradient<config>"))
         if self.grad_sinks is not None:
             entries.append(entry_point(self.grad_sinks, params, "grad_sinks_wgmma<config>"))
         return stub(
@@ -112,7 +116,10 @@ def plan_backward(
     UnsupportedError
         The tile does not fit: the message names the limit.
     """
-    tile = _choose(problem, device, (*_given(tiling), *BACKWARD_TILES[_wider(problem)]))
+    tile = _choose(problem, device, (*_given(tiling), *_preferred(problem, device)))
+    take_turns = deterministic and not tile.whole_heads
+    if take_turns:  # blocks that wait for others must start in the order of their key tiles
+        tile = replace(tile, persistent=False)
     config = WgmmaBackwardConfig(
         dtype=problem.dtype,
         head_dim=bucket_backward(problem.head_dim),
@@ -124,17 +131,26 @@ def plan_backward(
         early=tile.early,
         roles=tile.roles,
         direct=tile.roles or tile.direct,
+        persistent=tile.persistent,
+        whole_heads=tile.whole_heads,
         load_width=access_width(vector_bytes, _ITEMSIZE, problem.head_dim_v),
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         raw_scores=problem.softcap is None and scale_can_wait(problem),
-        window=problem.window_left is not None or problem.window_right is not None,
+        window=_banded(problem),
         softcap=problem.softcap is not None,
         exact_softcap=(problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
-        deterministic=deterministic,
+        deterministic=take_turns,
     )
     query_rows = problem.batch * problem.seqlen_q * problem.num_heads
     row_blocks = -(-query_rows * ROW_LANES // ROW_THREADS)
     key_tiles = row_tiles(problem, problem.seqlen_k, tile.block_n) * problem.num_heads_kv
+    kernel_launch("all key tiles", key_tiles, tile.threads)  # they are numbered by an int
+    blocks, convert = key_tiles, None
+    if tile.persistent:
+        heads = problem.batch * problem.num_heads_kv
+        blocks = min(heads if tile.whole_heads else key_tiles, device.multiprocessors)
+    if not tile.whole_heads:
+        convert = kernel_launch("cupyflash_convert_wgmma", row_blocks, ROW_THREADS)
     shared_memory = tile.shared_memory(config.head_dim, config.head_dim_v)
     grad_sinks = None
     if "sinks" in problem.extras:
@@ -143,22 +159,41 @@ def plan_backward(
         "wgmma",
         Tiling(tile.block_m, tile.block_n, tile.stages, tile.warps),
         config,
-        _scratch(problem, tile.block_m, config.head_dim),
+        _scratch(problem, tile, config.head_dim, blocks),
         kernel_launch("cupyflash_prepare_wgmma", row_blocks, ROW_THREADS),
-        kernel_launch("cupyflash_backward_wgmma", key_tiles, tile.threads, shared_memory),
-        kernel_launch("cupyflash_convert_wgmma", row_blocks, ROW_THREADS),
+        kernel_launch("cupyflash_backward_wgmma", blocks, tile.threads, shared_memory),
+        convert,
         grad_sinks,
     )
 
 
-def _wider(problem: Problem) -> int:
-    return bucket_backward(max(problem.head_dim, problem.head_dim_v))
+def _banded(problem: Problem) -> bool:
+    return problem.window_left is not None or problem.window_right is not None
 
 
-def _scratch(problem: Problem, block_m: int, head_dim: int) -> Scratch:
-    tiles = -(-problem.seqlen_q // block_m)
+def _preferred(problem: Problem, device: Device) -> Iterator[WgmmaBackwardTile]:
+    """Yield the table's tiles whose limits the problem keeps."""
+    tables = BANDED_BACKWARD_TILES if _banded(problem) else BACKWARD_TILES
+    queries = problem.seqlen_q * problem.group_size
+    for tile in tables[bucket_backward(max(problem.head_dim, problem.head_dim_v))]:
+        few = not tile.most_queries or queries <= tile.most_queries
+        if few and (not tile.whole_heads or _heads_fill(problem, device)):
+            yield tile
+
+
+def _heads_fill(problem: Problem, device: Device) -> bool:
+    """Whether blocks with a head each leave few multiprocessors idle at the end."""
+    heads = problem.batch * problem.num_heads_kv
+    rounds = -(-heads // device.multiprocessors)
+    return heads >= _LEAST_BUSY * rounds * device.multiprocessors
+
+
+def _scratch(problem: Problem, tile: WgmmaBackwardTile, head_dim: int, blocks: int) -> Scratch:
+    tiles = -(-problem.seqlen_q // tile.block_m)
+    rows, dim = tiles * tile.block_m, -(-head_dim // 64) * 64
     pairs = problem.batch * problem.num_heads
-    return Scratch(tiles * block_m, tiles, pairs, -(-head_dim // 64) * 64, _STATISTICS)
+    sum_pairs = blocks * problem.group_size if tile.whole_heads else None
+    return Scratch(rows, tiles, pairs, dim, _STATISTICS, sum_pairs)
 
 
 def _given(tiling: Tiling | WgmmaBackwardTile | None) -> tuple[WgmmaBackwardTile, ...]:

@@ -1,19 +1,27 @@
-"""In which order the thread blocks of a persistent kernel take query tiles of different lengths."""
+"""In which order the thread blocks of a persistent kernel take tiles of different lengths."""
 
 from __future__ import annotations
 
 import heapq
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from cupyflash._problem import Problem
 
-__all__ = ["key_tiles", "seeing_queries", "seen_keys", "tile_order"]
+__all__ = [
+    "key_tile_order",
+    "key_tiles",
+    "query_tiles",
+    "seeing_queries",
+    "seen_keys",
+    "tile_order",
+]
 
 _CACHE_ELEMENTS = 8 << 20  # 16-bit elements that fill about half of an L2 cache
-_START = 1  # of a query tile, in key tiles
-_BALANCED = 1024  # query tiles that are shared out one by one, half a microsecond each
+_START = 1  # of a tile, in tiles that pass by it
+_BALANCED = 1024  # tiles that are shared out one by one, half a microsecond each
 
 
 def seen_keys(problem: Problem) -> tuple[int, int]:
@@ -40,15 +48,36 @@ def seeing_queries(problem: Problem) -> tuple[int, int]:
 
 def key_tiles(problem: Problem, block_m: int, block_n: int) -> npt.NDArray[np.int64]:
     """Return how many key tiles each query tile of a head visits: at least one."""
-    first = np.arange(0, problem.seqlen_q, block_m)
-    last = np.minimum(first + block_m, problem.seqlen_q)
+    lower, upper = _band(problem)
+    counts = _tiles_seen(problem.seqlen_q, problem.seqlen_k, lower, upper, block_m, block_n)
+    return np.maximum(counts, 1)
+
+
+def query_tiles(problem: Problem, block_m: int, block_n: int) -> npt.NDArray[np.int64]:
+    """Return how many query tiles of a head pass by each key tile."""
+    lower, upper = _band(problem)
+    return _tiles_seen(problem.seqlen_k, problem.seqlen_q, -upper, -lower, block_n, block_m)
+
+
+def _band(problem: Problem) -> tuple[float, float]:
+    """Return the least and the greatest difference of a key and a query that sees it."""
     diagonal = problem.diagonal(problem.seqlen_q, problem.seqlen_k)
-    begin, end = np.zeros_like(first), np.full_like(first, problem.seqlen_k)
-    if problem.window_left is not None:
-        begin = np.maximum(begin, first + diagonal - problem.window_left)
-    if problem.window_right is not None:
-        end = np.minimum(end, last + diagonal + problem.window_right)
-    return np.where(begin < end, -(-end // block_n) - begin // block_n, 1)
+    left, right = problem.window_left, problem.window_right
+    lower = -math.inf if left is None else diagonal - left
+    upper = math.inf if right is None else diagonal + right
+    return lower, upper
+
+
+def _tiles_seen(
+    rows: int, columns: int, lower: float, upper: float, block: int, width: int
+) -> npt.NDArray[np.int64]:
+    """Return how many tiles of `width` columns each `block` rows see: `Band` in key_range.cuh."""
+    first = np.arange(0, rows, block)
+    last = np.minimum(first + block, rows)
+    begin = np.maximum(0, first + lower)
+    end = np.minimum(columns, last + upper)
+    tiles = np.where(begin < end, np.ceil(end / width) - begin // width, 0)
+    return tiles.astype(np.int64)
 
 
 def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt.NDArray[np.int32]:
@@ -60,7 +89,26 @@ def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt
     each of the last goes to the block that has the least to do so far, as if blocks came for more.
     """
     lengths = key_tiles(problem, block_m, block_n)
-    order = _by_length(lengths, problem.batch * problem.num_heads, _heads_at_once(problem))
+    keys = problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    heads = max(1, _CACHE_ELEMENTS // keys) * problem.group_size
+    return _dealt(lengths, problem.batch * problem.num_heads, heads, blocks)
+
+
+def key_tile_order(
+    problem: Problem, block_m: int, block_n: int, blocks: int
+) -> npt.NDArray[np.int32]:
+    """Return the same for the backward, whose blocks take key tiles: of key-value heads."""
+    lengths = query_tiles(problem, block_m, block_n) * problem.group_size
+    # Beside q and grad_out, their gradients' float32 sums pass.
+    rows = problem.seqlen_q * (3 * problem.head_dim + problem.head_dim_v)
+    heads = max(1, _CACHE_ELEMENTS // (rows * problem.group_size))
+    return _dealt(lengths, problem.batch * problem.num_heads_kv, heads, blocks)
+
+
+def _dealt(
+    lengths: npt.NDArray[np.int64], pairs: int, heads: int, blocks: int
+) -> npt.NDArray[np.int32]:
+    order = _by_length(lengths, pairs, heads)
     costs = (lengths + _START)[order % len(lengths)]
     dealt = max(0, order.size - _BALANCED) // blocks * blocks
     table, loads = order[:dealt].reshape(-1, blocks), costs[:dealt].reshape(-1, blocks)
@@ -88,14 +136,9 @@ def _shared_out(
 
 
 def _by_length(lengths: npt.NDArray[np.int64], pairs: int, heads: int) -> npt.NDArray[np.int32]:
-    """Return all query tiles by groups of `heads`, and the longest of a group first."""
+    """Return all tiles by groups of `heads`, and the longest of a group first."""
     by_length = np.argsort(-lengths, kind="stable").astype(np.int32)[:, None]
     first = np.arange(pairs, dtype=np.int32) * np.int32(len(lengths))
     whole = pairs - pairs % heads
     groups = by_length + first[:whole].reshape(-1, 1, heads)
     return np.concatenate([groups.ravel(), (by_length + first[whole:]).ravel()])
-
-
-def _heads_at_once(problem: Problem) -> int:
-    dims = problem.head_dim + problem.head_dim_v
-    return max(1, _CACHE_ELEMENTS // dims // problem.seqlen_k) * problem.group_size

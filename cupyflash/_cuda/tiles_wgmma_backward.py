@@ -8,7 +8,7 @@ with 64 + n, and what they compute with 64 * n.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cupyflash._cuda.warpgroup import (
     BARRIER_BYTES,
@@ -19,7 +19,13 @@ from cupyflash._cuda.warpgroup import (
     round_up,
 )
 
-__all__ = ["BACKWARD_TILES", "QUERY_WIDTHS", "WgmmaBackwardTile", "bucket_backward"]
+__all__ = [
+    "BACKWARD_TILES",
+    "BANDED_BACKWARD_TILES",
+    "QUERY_WIDTHS",
+    "WgmmaBackwardTile",
+    "bucket_backward",
+]
 
 _ITEMSIZE = 2
 _FLOAT32_BYTES = 4  # of dq until it is complete, and of P from one role to the other
@@ -41,7 +47,11 @@ class WgmmaBackwardTile:
 
     If it is, dV's product runs while dS is formed, and the exponentials beside dP's, but both
     operands take registers beside the scores. With `roles` two warpgroups share 64 keys: one makes
-    dV, the other dK. With `direct`, and with roles, dQ is added from registers.
+    dV, the other dK. With `direct`, and with roles, dQ is added from registers. If `persistent`,
+    blocks stay: while one ends a key tile, what is in flight is the next one's. With `whole_heads`
+    a block takes all key tiles of a head: nobody else adds to its dQ, which is neither cleared
+    beforehand nor converted afterwards. `most_queries`: that pass by a key tile, for the tile to be
+    preferred to those after it in a table; 0: any number.
     """
 
     block_m: int
@@ -51,6 +61,9 @@ class WgmmaBackwardTile:
     early: bool
     roles: bool = False
     direct: bool = False
+    persistent: bool = False
+    whole_heads: bool = False
+    most_queries: int = 0
 
     @property
     def consumers(self) -> int:
@@ -85,6 +98,8 @@ class WgmmaBackwardTile:
             return f"block_m must be one of {', '.join(map(str, QUERY_WIDTHS))}"
         if self.stages not in (2, 3, 4) or self.grad_out_stages not in (1, 2, 3, 4):
             return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
+        if self.whole_heads and not (self.persistent and (self.direct or self.roles)):
+            return "whole heads need blocks that stay, and dQ added from registers"
         if self.roles:
             both = self.block_m == self.block_n == ROWS and self.early
             return None if both else f"roles need {ROWS} queries and keys, and P rounded at once"
@@ -108,20 +123,40 @@ def bucket_backward(head_dim: int) -> int:
 
 
 # At 256 columns dK and dV fill the registers; else for softcap, whose P is gone when it is rounded
-# late, and for a dq of 64 columns beside a wider dv. Three stages: 2 % faster full, 3 % slower
-# causal.
+# late, and for a dq of 64 columns beside a wider dv.
 _ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True)  # 187 KB at 256
-# Two stages of grad_out: 6 % slower at 8192 tokens, 3 % faster at 512 full. dQ by way of shared
-# memory: 1 % faster at 8192 causal, slower else.
-_MEDIUM = (WgmmaBackwardTile(64, 128, 2, 1, True, False, True), _ROLES)  # 147 KB at 128
-# Larger padded head dim -> tiles by preference; the first that fits is taken. Those of 96 and 192
-# are their neighbours': not timed. Figures: kernels/TUNING.md.
+# dK and dV leave room for twice as many queries, not for rounding P at once. 180 KB. Two stages of
+# grad_out: 8 % slower full and 5 % causal at 8192 tokens.
+_NARROW = WgmmaBackwardTile(128, 128, 2, 1, False)
+_NARROW_HEADS = WgmmaBackwardTile(128, 128, 2, 2, False, direct=True, persistent=True,
+                                  whole_heads=True)  # fmt: skip
+# dQ by way of shared memory is faster with blocks that stay alone. 147 KB at 128, and 179.
+_MEDIUM = WgmmaBackwardTile(64, 128, 2, 1, True, direct=True)
+_MEDIUM_STAYING = WgmmaBackwardTile(64, 128, 2, 1, True, persistent=True, most_queries=2048)
+_MEDIUM_HEADS = WgmmaBackwardTile(64, 128, 2, 2, True, direct=True, persistent=True,
+                                  whole_heads=True, most_queries=512)  # fmt: skip
+_MEDIUM_FULL = (_MEDIUM_STAYING, _MEDIUM, _ROLES)
+_MEDIUM_BANDED = (_MEDIUM_HEADS, *_MEDIUM_FULL)
+_WIDE_FULL = (replace(_ROLES, persistent=True),)
+_WIDE_BANDED = (replace(_ROLES, stages=3),)
+# Larger padded head dim -> tiles by preference; the first that fits and whose limits are kept is
+# taken. Those of 96 and 192 are their neighbours': not timed. Figures: kernels/TUNING.md.
+#
+# Blocks that stay save the start and the end of each; in long calls with a band they lose more,
+# perhaps by the order of their key tiles. Whole heads save what stands around the main kernel,
+# until the sums of all heads under way leave the L2 cache.
 BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
-    # dK and dV leave room for twice as many queries, not for rounding P at once. 180 KB. Two stages
-    # of grad_out: 8 % slower full and 5 % causal at 8192 tokens.
-    64: (WgmmaBackwardTile(128, 128, 2, 1, False), _ROLES),
-    96: _MEDIUM,
-    128: _MEDIUM,
-    192: (_ROLES,),
-    256: (_ROLES,),
+    64: (replace(_NARROW_HEADS, most_queries=512), replace(_NARROW, persistent=True), _ROLES),
+    96: _MEDIUM_FULL,
+    128: _MEDIUM_FULL,
+    192: _WIDE_FULL,
+    256: _WIDE_FULL,
+}
+# Causal or with a window.
+BANDED_BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
+    64: (replace(_NARROW_HEADS, most_queries=2048), _NARROW, _ROLES),
+    96: _MEDIUM_BANDED,
+    128: _MEDIUM_BANDED,
+    192: _WIDE_BANDED,
+    256: _WIDE_BANDED,
 }

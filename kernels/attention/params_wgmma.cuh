@@ -21,6 +21,7 @@ struct WgmmaForwardParams {
 /// 2 that a row's scores are divided by, (m + log l) * log2(e), and D. Rows without keys, and rows
 /// past the end, have inf and 0.
 struct WgmmaBackwardParams : MmaBackwardParams {
+  const int* order;        // as above, of key tiles; persistent with windows, but whole heads
   int first_query;         // that sees any key: row 0 of the maps of query and grad_out
   int first_key;           // that any query sees: row 0 of the maps of key and value
   float exponent_factor;   // from scores, or products, to exponents of 2
@@ -29,7 +30,8 @@ struct WgmmaBackwardParams : MmaBackwardParams {
   TensorMap value_map;     // (b, hk, keys that are seen, dv)
   TensorMap grad_out_map;  // (b, h, queries that see, dv)
 
-  /// First of dq's float32 sums of a tile of a head's rows, as in QuerySums.
+  /// First of dq's float32 sums of a tile of a head's rows, as in QuerySums. `pair` is the number
+  /// of the (batch, head) pair; with whole heads of (block, head of the group).
   __device__ float* sums_of(int64 pair, int first_row, int sum_dim) const {
     return query_sums + (pair * rows + first_row) * sum_dim;
   }

@@ -14,7 +14,8 @@
 
 namespace cupyflash {
 
-/// `count` is the number of query tiles before the one meant, which leads to its buffers.
+/// `count` is the number of query tiles before the one meant, which leads to its buffers; `keys`
+/// that of key tiles which any query sees: K and V have one place each.
 template <WgmmaBackwardConfig config>
 struct BackwardConsumer {
   using Shape = WgmmaBackwardShape<config>;
@@ -34,10 +35,24 @@ struct BackwardConsumer {
     return warp_row / Shape::warpgroup_rows * Shape::warpgroup_rows;
   }
 
-  /// This warp has read what the barrier stands for.
+  /// This warp's products have read what the barrier stands for.
   __device__ static void release(AsyncBarrier empty) {
     __syncwarp();
     if (MmaLane::lane() == 0) empty.arrive();
+  }
+
+  /// A query tile comes with statistics, which lanes read: each arrives for itself, as racecheck
+  /// does not follow one that arrives for all. What it has read must have been used by then:
+  /// arriving does not wait for reads that are under way, and copies would overtake them.
+  __device__ void release_query(unsigned count) const {
+    pipeline.query_empty(Pipeline::QueryPosition::after(count)).arrive();
+  }
+
+  /// The last query tile of a key tile has come this far: K or V is not read again.
+  __device__ static void release_last(AsyncBarrier empty, const Walk& walk) {
+    if constexpr (config.persistent) {
+      if (walk.last()) release(empty);
+    }
   }
 
   /// The assembler would move the wait that follows to before the arithmetic that is to run beside
@@ -98,10 +113,8 @@ struct BackwardConsumer {
     commit_products();
   }
 
-  /// The block's key tile, found again, instead of being kept.
-  __device__ TileIndex key_tile() const {
-    return locate_key_tile<config>(params.common, opaque(blockIdx.x));
-  }
+  __device__ void await_key(unsigned keys) const { pipeline.key_full().wait(keys & 1); }
+  __device__ void await_value(unsigned keys) const { pipeline.value_full().wait(keys & 1); }
 
   /// Four elements of dS^T = P^T (dP^T - D), rounded; those of two queries and two keys.
   __device__ static void differentiate(Operand& ds, int j, const float (&p)[4],
@@ -118,34 +131,100 @@ struct BackwardConsumer {
     return load_shared_pair(deltas + 4 * MmaLane::col() + j * 32);
   }
 
-  /// Calls put(offset, four numbers) with all of a warp's part of dQ, of which `row` and `panel`
-  /// are the first row and the first 64 columns: offsets are those of the query tile's sums.
-  template <int sum_tiles, class Put>
-  __device__ static void put_sums(const MmaFragment<1, sum_tiles>& sums, int row, int panel,
-                                  const Put& put) {
-    using Order = QuerySums<config.sum_dim()>;
-    const int first = row * config.sum_dim() + Order::offset(panel * 64) + 4 * MmaLane::lane();
+  using SumOrder = QuerySums<config.sum_dim()>;
+
+  /// Where a query tile's sums have a lane's first ones, of rows `row` ..., panels `panel` ...
+  __device__ static int sums_offset(int row, int panel) {
+    return row * config.sum_dim() + SumOrder::offset(panel * 64) + 4 * MmaLane::lane();
+  }
+  /// Calls visit(distance from there, two numbers, two more) with all of a lane's part of dQ.
+  template <int sum_tiles, class Visit>
+  __device__ static void visit_sums(MmaFragment<1, sum_tiles>& sums, const Visit& visit) {
 #pragma unroll
     for (int pair = 0; pair < sum_tiles / 2; ++pair) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float (&left)[4] = sums.at[0][2 * pair];
-        const float (&right)[4] = sums.at[0][2 * pair + 1];
-        put(first + r * 8 * config.sum_dim() + pair * Order::group,
-            make_float4(left[2 * r], left[2 * r + 1], right[2 * r], right[2 * r + 1]));
+        visit(r * 8 * config.sum_dim() + pair * SumOrder::group, sums.at[0][2 * pair] + 2 * r,
+              sums.at[0][2 * pair + 1] + 2 * r);
       }
     }
+  }
+  /// Calls put(distance, four numbers).
+  template <int sum_tiles, class Put>
+  __device__ static void put_sums(MmaFragment<1, sum_tiles>& sums, const Put& put) {
+    visit_sums(sums, [&](int distance, const float* left, const float* right) {
+      put(distance, make_float4(left[0], left[1], right[0], right[1]));
+    });
   }
 
   /// Adds a warp's part of dQ to global memory; with `deterministic` in this key tile's turn.
   template <int sum_tiles>
-  __device__ void add_sums(const MmaFragment<1, sum_tiles>& sums, int row, int panel,
+  __device__ void add_sums(MmaFragment<1, sum_tiles>& sums, int row, int panel,
                            const Walk& walk) const {
-    const int64 pair = walk.pair(params);
-    begin_turn(pair, walk);
-    float* const target = params.sums_of(pair, walk.first_query(), config.sum_dim());
-    put_sums(sums, row, panel, [&](int offset, float4 four) { reduce_add(target + offset, four); });
-    end_turn(pair, walk);
+    if constexpr (config.whole_heads) {
+      add_own_sums(sums, row, panel, walk);
+    } else {
+      const int64 pair = walk.pair(params);
+      begin_turn(pair, walk);
+      add_to(sums, first_sum(pair, row, panel, walk));
+      end_turn(pair, walk);
+    }
+  }
+
+  /// The same where no other block adds to the head's dQ: key tiles come in order, and each thread
+  /// adds to numbers of its own. The first one of a query tile sets them, the last one writes dq.
+  template <int sum_tiles>
+  __device__ void add_own_sums(MmaFragment<1, sum_tiles>& sums, int row, int panel,
+                               const Walk& walk) const {
+    const int group = params.common.attention.group_size;
+    const int64 slot = int64(blockIdx.x) * group + walk.head - walk.tile.head * group;
+    float* const target = first_sum(slot, row, panel, walk);
+    const Range tiles = walk.seen_tiles();
+    const bool first = walk.number() == tiles.begin;
+    if (walk.number() == tiles.end - 1) {
+      if (!first) take(sums, target);
+      write_query_gradient(sums, row, panel, walk);
+    } else if (first) {
+      put_sums(sums, [&](int distance, float4 four) { store_sums(target + distance, four); });
+    } else {
+      add_to(sums, target);
+    }
+  }
+
+  /// The address of a lane's first sum of a query tile.
+  __device__ float* first_sum(int64 pair, int row, int panel, const Walk& walk) const {
+    return params.sums_of(pair, walk.first_query(), config.sum_dim()) + sums_offset(row, panel);
+  }
+  template <int sum_tiles>
+  __device__ static void add_to(MmaFragment<1, sum_tiles>& sums, float* target) {
+    put_sums(sums, [&](int distance, float4 four) { reduce_add(target + distance, four); });
+  }
+  /// Adds what this thread has added to memory.
+  template <int sum_tiles>
+  __device__ static void take(MmaFragment<1, sum_tiles>& sums, const float* source) {
+    visit_sums(sums, [&](int distance, float* left, float* right) {
+      const float4 earlier = load_sums(source + distance);
+      left[0] += earlier.x;
+      left[1] += earlier.y;
+      right[0] += earlier.z;
+      right[1] += earlier.w;
+    });
+  }
+
+  /// Writes a warp's part of dq.
+  template <int sum_tiles>
+  __device__ void write_query_gradient(const MmaFragment<1, sum_tiles>& sums, int row, int panel,
+                                       const Walk& walk) const {
+    const BackwardParams& common = params.common;
+    const Attention& attention = common.attention;
+    const float scale = float(attention.softmax_scale);
+    const float factor[2] = {scale, scale};
+    auto target = head_rows<Element<config.dtype>>(common.grad_query, common.grad_query_strides,
+                                                   walk.tile.sequence.batch, 0, walk.head,
+                                                   attention.head_dim - 64 * panel);
+    target.first += 64 * panel;
+    write_rows<config.dtype, config.store_width>(target, walk.first_query() + row,
+                                                 attention.seqlen_q, sums, factor);
   }
 
   /// By all consumers, whatever they add.

@@ -1,5 +1,6 @@
 // Backward on Hopper in three launches: statistics, then one block a (key tile, key-value head,
-// batch) for dk, dv and its share of dq, then the conversion of dq.
+// batch) for dk, dv and its share of dq, then the conversion of dq. Blocks that stay take several
+// key tiles; those that take whole heads write dq.
 #pragma once
 
 #include "arch/registers.cuh"

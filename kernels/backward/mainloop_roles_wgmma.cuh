@@ -34,14 +34,21 @@ struct BackwardValueRole : BackwardRole<config> {
   static constexpr int panels = Base::panels / 2;  // of dQ, the first ones
 
   __device__ void run() const {
-    typename Shape::ValueSums grad_value;
-    grad_value.fill(0.0f);
-    BackwardWalk<config> walk(params);
-    if (walk.exists()) pipeline.key_full().wait(0);
-    for (unsigned count = 0; walk.exists(); walk.advance(), ++count) step(grad_value, walk, count);
     const BackwardParams& common = params.common;
-    this->write(this->key_tile(), common.grad_value, common.grad_value_strides,
-                common.attention.head_dim_v, grad_value, 1.0f);
+    unsigned count = 0, keys = 0;
+    int place = first_place<config>(params);
+    for (; place >= 0; place = next_place<config>(params, place)) {
+      typename Shape::ValueSums grad_value;
+      grad_value.fill(0.0f);
+      BackwardWalk<config> walk(params, place);
+      if (walk.exists()) {
+        this->await_key(keys);
+        for (; walk.exists(); walk.advance(), ++count) step(grad_value, walk, count);
+        ++keys;
+      }
+      this->write(key_tile_at<config>(params, place), common.grad_value, common.grad_value_strides,
+                  common.attention.head_dim_v, grad_value, 1.0f);
+    }
   }
 
  private:
@@ -53,8 +60,8 @@ struct BackwardValueRole : BackwardRole<config> {
     await_products<0>();
     settle(scores);
     this->exponentiate(scores, p, walk, count);
-    this->release(pipeline.query_empty(Pipeline::QueryPosition::after(count)));
     hand_over(scores);
+    this->release_query(count);
 
     const auto grad_out_at = Pipeline::GradOutPosition::after(count);
     pipeline.grad_out_full(grad_out_at).wait(grad_out_at.round);
@@ -68,8 +75,10 @@ struct BackwardValueRole : BackwardRole<config> {
       this->start_query_sums(grad_query, pipeline.score(count), 0, 0);
       await_products<0>();
       settle(grad_query);
+      this->release_last(pipeline.key_empty(), walk);
       this->add_sums(grad_query, this->warp_row, 0, walk);
     } else {
+      this->release_last(pipeline.key_empty(), walk);
       this->begin_turn(walk.pair(params), walk);
       this->end_turn(walk.pair(params), walk);
     }
@@ -96,17 +105,22 @@ struct BackwardKeyRole : BackwardRole<config> {
   static constexpr int panels = Base::panels - first_panel;  // of dQ, the last ones
 
   __device__ void run() const {
-    typename Shape::KeySums grad_key;
-    grad_key.fill(0.0f);
-    BackwardWalk<config> walk(params);
-    if (walk.exists()) {
-      pipeline.key_full().wait(0);
-      pipeline.value_full().wait(0);
-    }
-    for (unsigned count = 0; walk.exists(); walk.advance(), ++count) step(grad_key, walk, count);
     const BackwardParams& common = params.common;
-    this->write(this->key_tile(), common.grad_key, common.grad_key_strides,
-                common.attention.head_dim, grad_key, float(common.attention.softmax_scale));
+    unsigned count = 0, keys = 0;
+    int place = first_place<config>(params);
+    for (; place >= 0; place = next_place<config>(params, place)) {
+      typename Shape::KeySums grad_key;
+      grad_key.fill(0.0f);
+      BackwardWalk<config> walk(params, place);
+      if (walk.exists()) {
+        this->await_key(keys);
+        this->await_value(keys);
+        for (; walk.exists(); walk.advance(), ++count) step(grad_key, walk, count);
+        ++keys;
+      }
+      this->write(key_tile_at<config>(params, place), common.grad_key, common.grad_key_strides,
+                  common.attention.head_dim, grad_key, float(common.attention.softmax_scale));
+    }
   }
 
  private:
@@ -117,6 +131,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     this->start_slopes(slopes, count);
     await_products<0>();
     settle(slopes);
+    this->release_last(pipeline.value_empty(), walk);
     this->release(pipeline.grad_out_empty(Pipeline::GradOutPosition::after(count)));
     pipeline.query_full(query_at).wait(query_at.round);
     await_barrier<Base::threads>(Base::handed_barrier);
@@ -135,9 +150,10 @@ struct BackwardKeyRole : BackwardRole<config> {
     this->start_query_sums(grad_query, pipeline.score(count), 0, first_panel);
     await_products<1>();
     settle(grad_key);
-    this->release(pipeline.query_empty(query_at));
+    this->release_query(count);
     await_products<0>();
     settle(grad_query);
+    this->release_last(pipeline.key_empty(), walk);
     this->add_sums(grad_query, this->warp_row, first_panel, walk);
   }
 };

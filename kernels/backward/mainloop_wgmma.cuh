@@ -40,25 +40,26 @@ struct BackwardMainloop : BackwardConsumer<config> {
   using GradQuery = MmaFragment<1, sum_panels * 8>;
 
   __device__ void run() const {
-    State state;
-    Walk walk(params);
-    if (walk.exists()) {
-      pipeline.key_full().wait(0);
-      pipeline.value_full().wait(0);
-      for (; walk.exists(); walk.advance()) {
-        find_probabilities(state, walk);
-        GradQuery grad_query;  // of this query tile alone
-        start_gradients(state, grad_query);
-        end_gradients(state, grad_query, walk);
-        ++state.count;
+    unsigned count = 0, keys = 0;
+    int place = first_place<config>(params);
+    for (; place >= 0; place = next_place<config>(params, place)) {
+      State state(count);
+      Walk walk(params, place);
+      if (walk.exists()) {
+        this->await_key(keys);
+        this->await_value(keys);
+        for (; walk.exists(); walk.advance()) {
+          find_probabilities(state, walk);
+          GradQuery grad_query;  // of this query tile alone
+          start_gradients(state, grad_query);
+          end_gradients(state, grad_query, walk);
+          ++state.count;
+        }
+        ++keys;
       }
+      count = state.count;
+      write(state, key_tile_at<config>(params, place));
     }
-    const BackwardParams& common = params.common;
-    const TileIndex tile = this->key_tile();
-    this->write(tile, common.grad_key, common.grad_key_strides, common.attention.head_dim,
-                state.grad_key, float(common.attention.softmax_scale));
-    this->write(tile, common.grad_value, common.grad_value_strides, common.attention.head_dim_v,
-                state.grad_value, 1.0f);
   }
 
  private:
@@ -69,13 +70,21 @@ struct BackwardMainloop : BackwardConsumer<config> {
     Scores slopes;  // dP^T
     Operand p;
     Operand ds;
-    unsigned count = 0;  // query tiles that are done
+    unsigned count;  // query tiles that are done
 
-    __device__ State() {
+    __device__ explicit State(unsigned count) : count(count) {
       grad_key.fill(0.0f);
       grad_value.fill(0.0f);
     }
   };
+
+  __device__ void write(const State& state, const TileIndex& tile) const {
+    const BackwardParams& common = params.common;
+    Base::write(tile, common.grad_key, common.grad_key_strides, common.attention.head_dim,
+                state.grad_key, float(common.attention.softmax_scale));
+    Base::write(tile, common.grad_value, common.grad_value_strides, common.attention.head_dim_v,
+                state.grad_value, 1.0f);
+  }
 
   /// P^T and dP^T of a query tile.
   __device__ void find_probabilities(State& state, const Walk& walk) const {
@@ -92,6 +101,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     await_products<0>();
     settle(state.slopes);
     settle(state.scores);
+    this->release_last(pipeline.value_empty(), walk);
   }
 
   /// From there, in this order, its part of dV, dQ and dK.
@@ -118,6 +128,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
   __device__ void end_gradients(State& state, GradQuery& grad_query, const Walk& walk) const {
     await_products<1>();
     settle(grad_query);
+    this->release_last(pipeline.key_empty(), walk);
     if constexpr (config.direct) {
       this->add_sums(grad_query, sum_row(), col_part() * sum_panels, walk);
     } else {
@@ -125,7 +136,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     }
     await_products<0>();
     settle(state.grad_key);
-    this->release(pipeline.query_empty(Pipeline::QueryPosition::after(state.count)));
+    this->release_query(state.count);
   }
 
   __device__ void differentiate(State& state) const {
@@ -143,11 +154,12 @@ struct BackwardMainloop : BackwardConsumer<config> {
   __device__ int sum_row() const { return row_part() * 64 + warp_row % 64; }
 
   /// Hands this warp's part of dQ to the reducer, in the order of the sums in global memory.
-  __device__ void stage(const GradQuery& grad_query, unsigned count) const {
-    const unsigned target = pipeline.sums();
+  __device__ void stage(GradQuery& grad_query, unsigned count) const {
+    const int first = Base::sums_offset(sum_row(), col_part() * sum_panels);
+    const unsigned target = pipeline.sums() + 4 * first;
     pipeline.sums_empty().wait((count & 1) ^ 1);
-    Base::put_sums(grad_query, sum_row(), col_part() * sum_panels,
-                   [&](int offset, float4 four) { store_shared(target + 4 * offset, four); });
+    Base::put_sums(grad_query,
+                   [&](int distance, float4 four) { store_shared(target + 4 * distance, four); });
     publish_shared();
     this->release(pipeline.sums_full());
   }

@@ -44,13 +44,14 @@ struct WgmmaBackwardShape {
 };
 
 /// A tile's `full` phase ends when it is there, its `empty` phase when all who read it have done
-/// so.
+/// so. K and V have one place each.
 template <WgmmaBackwardConfig config>
 struct BackwardPipeline {
   using Shape = WgmmaBackwardShape<config>;
   using QueryPosition = RingPosition<config.stages>;
   using GradOutPosition = RingPosition<config.grad_out_stages>;
   static constexpr int consumer_warps = 4 * config.consumers();
+  static constexpr int value_warps = config.roles ? 4 : consumer_warps;  // that read V
 
   unsigned shared;  // address of the block's shared memory
 
@@ -80,25 +81,29 @@ struct BackwardPipeline {
   __device__ unsigned sums() const { return shared + Shape::sums_offset; }
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
 
-  __device__ AsyncBarrier key_full() const { return {shared}; }
-  __device__ AsyncBarrier value_full() const { return {shared + 8}; }
-  __device__ AsyncBarrier sums_full() const { return {shared + 16}; }
-  __device__ AsyncBarrier sums_empty() const { return {shared + 24}; }
-  __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(1, at.stage); }
-  __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(2, at.stage); }
-  __device__ AsyncBarrier grad_out_full(GradOutPosition at) const { return barrier(3, at.stage); }
-  __device__ AsyncBarrier grad_out_empty(GradOutPosition at) const { return barrier(4, at.stage); }
+  __device__ AsyncBarrier sums_full() const { return barrier(0, 0); }
+  __device__ AsyncBarrier sums_empty() const { return barrier(1, 0); }
+  __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(2, at.stage); }
+  __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(3, at.stage); }
+  __device__ AsyncBarrier grad_out_full(GradOutPosition at) const { return barrier(4, at.stage); }
+  __device__ AsyncBarrier grad_out_empty(GradOutPosition at) const { return barrier(5, at.stage); }
+  __device__ AsyncBarrier key_full() const { return barrier(6, 0); }
+  __device__ AsyncBarrier key_empty() const { return barrier(7, 0); }
+  __device__ AsyncBarrier value_full() const { return barrier(8, 0); }
+  __device__ AsyncBarrier value_empty() const { return barrier(9, 0); }
 
   /// By all threads of the block.
   __device__ void initialise() const {
     if (threadIdx.x == 0) {
-      key_full().initialise(1);
-      value_full().initialise(1);
       sums_full().initialise(consumer_warps);
       sums_empty().initialise(1);
+      key_full().initialise(1);
+      key_empty().initialise(consumer_warps);
+      value_full().initialise(1);
+      value_empty().initialise(value_warps);
       for (int stage = 0; stage < config.stages; ++stage) {
         query_full({stage}).initialise(1);
-        query_empty({stage}).initialise(consumer_warps);
+        query_empty({stage}).initialise(32 * consumer_warps);
       }
       for (int stage = 0; stage < config.grad_out_stages; ++stage) {
         grad_out_full({stage}).initialise(1);
@@ -111,7 +116,7 @@ struct BackwardPipeline {
 
  private:
   __device__ AsyncBarrier barrier(int kind, int stage) const {
-    return {shared + 64 * kind + 8 * stage};
+    return {shared + 32 * kind + 8 * stage};
   }
 };
 

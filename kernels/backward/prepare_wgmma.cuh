@@ -3,10 +3,28 @@
 #pragma once
 
 #include "attention/config_wgmma.cuh"
+#include "attention/key_range.cuh"
 #include "attention/params_wgmma.cuh"
 #include "backward/prepare_mma.cuh"
 
 namespace cupyflash {
+
+/// Sets the row of dq to 0 if its tile sees no key tile, which would write it.
+template <WgmmaBackwardConfig config>
+__device__ void clear_unseeing(const BackwardParams& params, const QueryRow& row) {
+  if constexpr (!config.window) return;
+  const Attention& attention = params.attention;
+  const Sequence sequence = {int(row.batch), 0, 0, attention.seqlen_q, attention.seqlen_k};
+  const int first = int(row.row) / config.block_m * config.block_m;
+  const Range keys =
+      visible_band<config.window>(attention, sequence).seen_by_any({first, first + config.block_m});
+  if (keys.begin < keys.end) return;
+  using Output = Element<config.dtype>;
+  Output* target = static_cast<Output*>(params.grad_query) + row.offset(params.grad_query_strides);
+  for (int c = row.lane; c < attention.head_dim; c += QueryRow::lanes) {
+    target[c] = from_accumulator<Output>(0.0f);
+  }
+}
 
 template <WgmmaBackwardConfig config>
 __device__ void prepare_backward_wgmma(const WgmmaBackwardParams& params) {
@@ -19,7 +37,11 @@ __device__ void prepare_backward_wgmma(const WgmmaBackwardParams& params) {
 
   const int64 pair = row.batch * attention.num_heads + row.head;
   if constexpr (config.deterministic) clear_turns(params, row, pair);
-  clear_sums<config.sum_dim()>(params, row, pair);
+  if constexpr (config.whole_heads) {
+    clear_unseeing<config>(common, row);
+  } else {
+    clear_sums<config.sum_dim()>(params, row, pair);
+  }
   if (row.lane != 0) return;
   const float max = static_cast<const float*>(common.row_max)[row.offset(common.row_max_strides)];
   const float sum = static_cast<const float*>(common.row_sum)[row.offset(common.row_sum_strides)];

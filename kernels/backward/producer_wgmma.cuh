@@ -17,23 +17,46 @@ struct BackwardProducer {
   const WgmmaBackwardParams& params;
   Pipeline pipeline;
 
-  /// In the order of use: K, Q(0), V, dO(0), Q(1), dO(1), ...
+  /// For each key tile in the order of use: K, Q(0), V, dO(0), Q(1), dO(1), ... If it is not a
+  /// block's only one, K after dO(0): K's memory is the last to become free.
   __device__ void run() const {
-    BackwardWalk<config> walk(params);
-    if (!walk.exists()) return;
-    const int key_row = walk.tile.first_row - params.first_key;
-    const int head = walk.tile.head, batch = walk.tile.sequence.batch;
-    pipeline.key().load(params.key_map, key_row, head, batch, pipeline.key_full());
-    for (unsigned count = 0; walk.exists(); walk.advance(), ++count) {
-      load_query(walk, Pipeline::QueryPosition::after(count));
-      if (count == 0) {
-        pipeline.value().load(params.value_map, key_row, head, batch, pipeline.value_full());
+    prefetch_map(params.key_map);
+    prefetch_map(params.query_map);
+    prefetch_map(params.value_map);
+    prefetch_map(params.grad_out_map);
+    unsigned count = 0, keys = 0;  // query tiles, and key tiles with any, before these
+    int place = first_place<config>(params);
+    for (; place >= 0; place = next_place<config>(params, place)) {
+      BackwardWalk<config> walk(params, place);
+      if (!walk.exists()) continue;
+      if (!config.persistent) load_key(walk, keys);
+      for (bool first = true; walk.exists(); walk.advance(), ++count, first = false) {
+        load_query(walk, QueryPosition::after(count));
+        if (first) load_value(walk, keys);
+        load_grad_out(walk, GradOutPosition::after(count));
+        if (first && config.persistent) load_key(walk, keys);
       }
-      load_grad_out(walk, Pipeline::GradOutPosition::after(count));
+      ++keys;
     }
   }
 
  private:
+  __device__ int key_row(const BackwardWalk<config>& walk) const {
+    return walk.tile.first_row - params.first_key;
+  }
+
+  __device__ void load_key(const BackwardWalk<config>& walk, unsigned keys) const {
+    if constexpr (config.persistent) pipeline.key_empty().wait((keys & 1) ^ 1);
+    pipeline.key().load(params.key_map, key_row(walk), walk.tile.head, walk.tile.sequence.batch,
+                        pipeline.key_full());
+  }
+
+  __device__ void load_value(const BackwardWalk<config>& walk, unsigned keys) const {
+    if constexpr (config.persistent) pipeline.value_empty().wait((keys & 1) ^ 1);
+    pipeline.value().load(params.value_map, key_row(walk), walk.tile.head, walk.tile.sequence.batch,
+                          pipeline.value_full());
+  }
+
   __device__ int row(const BackwardWalk<config>& walk) const {
     return walk.first_query() - params.first_query;
   }

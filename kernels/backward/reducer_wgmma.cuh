@@ -16,23 +16,31 @@ struct BackwardReducer {
   BackwardPipeline<config> pipeline;
 
   __device__ void run() const {
-    BackwardWalk<config> walk(params);
-    for (unsigned round = 0; walk.exists(); walk.advance(), round ^= 1) {
-      const int64 pair = walk.pair(params);
-      int* const turns = walk.turns(params, pair);
-      pipeline.sums_full().wait(round);
-      if constexpr (config.deterministic) await_turn(turns, walk.own_turn());
-      add_bulk(params.sums_of(pair, walk.first_query(), config.sum_dim()), pipeline.sums(),
-               Shape::sums_bytes);
-      if constexpr (config.deterministic) {
-        await_bulk_additions();
-        end_turn(turns);
-      } else {
-        await_bulk_reads();
+    unsigned round = 0;
+    int place = first_place<config>(params);
+    for (; place >= 0; place = next_place<config>(params, place)) {
+      for (BackwardWalk<config> walk(params, place); walk.exists(); walk.advance(), round ^= 1) {
+        add(walk, round);
       }
-      pipeline.sums_empty().arrive();
     }
     await_bulk_additions();  // shared memory lives as long as the block
+  }
+
+ private:
+  __device__ void add(const BackwardWalk<config>& walk, unsigned round) const {
+    const int64 pair = walk.pair(params);
+    int* const turns = walk.turns(params, pair);
+    pipeline.sums_full().wait(round);
+    if constexpr (config.deterministic) await_turn(turns, walk.own_turn());
+    add_bulk(params.sums_of(pair, walk.first_query(), config.sum_dim()), pipeline.sums(),
+             Shape::sums_bytes);
+    if constexpr (config.deterministic) {
+      await_bulk_additions();
+      end_turn(turns);
+    } else {
+      await_bulk_reads();
+    }
+    pipeline.sums_empty().arrive();
   }
 };
 

@@ -1,4 +1,4 @@
-// Which query tiles of which heads pass by a key tile on Hopper.
+// Which key tiles a thread block takes on Hopper, and which query tiles pass by each.
 #pragma once
 
 #include "arch/opaque.cuh"
@@ -9,10 +9,55 @@
 
 namespace cupyflash {
 
-/// All roles of a block take the same walk: for each head of the group, query tiles from first to
-/// last, so that those with a diagonal come first.
+/// The key tile at a place in the order of all. It is found again, instead of being kept.
+template <WgmmaBackwardConfig config>
+__device__ TileIndex key_tile_at(const WgmmaBackwardParams& params, int place) {
+  const BackwardParams& common = params.common;
+  place = opaque(place);
+  if constexpr (config.persistent && config.window) {
+    const int heads = common.attention.num_heads / common.attention.group_size;
+    const int number = config.whole_heads ? place : params.order[place];
+    return locate_tile<false, false, true, config.block_n>(common, number, heads);
+  } else {
+    return locate_key_tile<config>(common, place);
+  }
+}
+
+/// Of one head.
+template <WgmmaBackwardConfig config>
+__device__ int key_tile_count(const WgmmaBackwardParams& params) {
+  return ceil_div(params.common.attention.seqlen_k, config.block_n);
+}
+
+/// The place of this block's first key tile.
+template <WgmmaBackwardConfig config>
+__device__ int first_place(const WgmmaBackwardParams& params) {
+  return blockIdx.x * (config.whole_heads ? key_tile_count<config>(params) : 1);
+}
+
+/// That of the one after `place`; -1: there is none.
+template <WgmmaBackwardConfig config>
+__device__ int next_place(const WgmmaBackwardParams& params, int place) {
+  if constexpr (!config.persistent) return -1;
+  const Attention& attention = params.common.attention;
+  const int tiles = key_tile_count<config>(params);
+  if constexpr (config.whole_heads) {
+    if (++place % tiles == 0) place += (gridDim.x - 1) * tiles;
+  } else {
+    place += gridDim.x;
+    if constexpr (config.window) return params.order[place] < 0 ? -1 : place;
+  }
+  const int heads = attention.num_heads / attention.group_size * attention.batch;
+  return place < tiles * heads ? place : -1;
+}
+
+/// All roles of a block take the same walk past a key tile: for each head of the group, query tiles
+/// from first to last, so that those with a diagonal come first. With whole heads every other key
+/// tile has them come back: the L2 cache has the latest ones.
 template <WgmmaBackwardConfig config>
 struct BackwardWalk {
+  static_assert(!config.deterministic || !config.persistent);
+
   TileIndex tile;  // of keys
   Band band;       // of its sequence
   Range tiles;     // of queries
@@ -21,17 +66,18 @@ struct BackwardWalk {
   int m;           // the query tile
 
   /// Found by each role for itself: what the producer has to keep would not fit into its registers.
-  __device__ explicit BackwardWalk(const WgmmaBackwardParams& params)
-      : tile(locate_key_tile<config>(params.common, opaque(blockIdx.x))),
+  __device__ BackwardWalk(const WgmmaBackwardParams& params, int place)
+      : tile(key_tile_at<config>(params, place)),
         band(visible_band<config.window>(params.common.attention, tile.sequence)),
         tiles(tiles_of(
             band.transposed().seen_by_any({tile.first_row, tile.first_row + config.block_n}),
             config.block_m)),
         left((tiles.end - tiles.begin) * params.common.attention.group_size),
         head(tile.head * params.common.attention.group_size),
-        m(tiles.begin) {}
+        m(first_tile()) {}
 
   __device__ bool exists() const { return left > 0; }
+  __device__ bool last() const { return left == 1; }
   __device__ int first_query() const { return m * config.block_m; }
   /// Number of the (batch, head) pair.
   __device__ int64 pair(const WgmmaBackwardParams& params) const {
@@ -43,19 +89,30 @@ struct BackwardWalk {
     return params.turns + pair * params.tiles + m;
   }
   /// Key tiles before this one that see the query tile. Blocks start in the order of their key
-  /// tiles, so the one waited for is running or done.
-  __device__ int own_turn() const {
-    const int first_key = band.seen_by_any({first_query(), first_query() + config.block_m}).begin;
-    return tile.first_row / config.block_n - first_key / config.block_n;
+  /// tiles, so the one waited for is running or done; of those that stay, some may start late.
+  __device__ int own_turn() const { return number() - seen_tiles().begin; }
+
+  /// The key tile's number in its sequence, and those that the query tile sees.
+  __device__ int number() const { return tile.first_row / config.block_n; }
+  __device__ Range seen_tiles() const {
+    return tiles_of(band.seen_by_any({first_query(), first_query() + config.block_m}),
+                    config.block_n);
   }
 
   __device__ void advance() {
     --left;
-    if (++m == tiles.end) {
-      m = tiles.begin;
+    if (m == last_tile()) {
+      m = first_tile();
       ++head;
+    } else {
+      m += backwards() ? -1 : 1;
     }
   }
+
+ private:
+  __device__ bool backwards() const { return config.whole_heads && number() % 2 == 1; }
+  __device__ int first_tile() const { return backwards() ? tiles.end - 1 : tiles.begin; }
+  __device__ int last_tile() const { return backwards() ? tiles.begin : tiles.end - 1; }
 };
 
 }  // namespace cupyflash

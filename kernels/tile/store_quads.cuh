@@ -49,12 +49,16 @@ __device__ void write_rows(const GlobalRows<Element<dtype>>& target, int first_r
       }
       transpose_quad(words);
       const int col = (j + (MmaLane::lane() & 3)) * 8;
-      const auto parts = __builtin_bit_cast(Vector<Part, 8 / width>,
-                                            make_uint4(words[0], words[1], words[2], words[3]));
+      const uint4 eight = make_uint4(words[0], words[1], words[2], words[3]);
+      if constexpr (width == 8) {
+        if (inside && col < target.dim) *reinterpret_cast<uint4*>(address + col) = eight;
+      } else {
+        const auto parts = __builtin_bit_cast(Vector<Part, 8 / width>, eight);
 #pragma unroll
-      for (int p = 0; p < 8 / width; ++p) {
-        if (inside && col + p * width < target.dim) {
-          *reinterpret_cast<Part*>(address + col + p * width) = parts.data[p];
+        for (int p = 0; p < 8 / width; ++p) {
+          if (inside && col + p * width < target.dim) {
+            *reinterpret_cast<Part*>(address + col + p * width) = parts.data[p];
+          }
         }
       }
     }

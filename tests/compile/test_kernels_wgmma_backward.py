@@ -7,14 +7,18 @@ import pytest
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_wgmma_backward import WgmmaBackwardPlan, plan_backward
-from cupyflash._cuda.tiles_wgmma_backward import BACKWARD_TILES, WgmmaBackwardTile
+from cupyflash._cuda.tiles_wgmma_backward import (
+    BACKWARD_TILES,
+    BANDED_BACKWARD_TILES,
+    WgmmaBackwardTile,
+)
 from cupyflash._problem import Problem
 
 HOPPER = Device.known("sm_90a")
 CASES = [
     (head_dim, causal, tile)
-    for head_dim, tiles in BACKWARD_TILES.items()
-    for causal in (False, True)
+    for causal, table in ((False, BACKWARD_TILES), (True, BANDED_BACKWARD_TILES))
+    for head_dim, tiles in table.items()
     for tile in tiles
 ]
 # Of the producer, which has 24 registers and time: the consumers keep everything in theirs.
@@ -44,6 +48,25 @@ def test_tile_table(case: tuple[int, bool, WgmmaBackwardTile]) -> None:
     other = 64 if tile.complaint(head_dim, head_dim) else head_dim
     plan = plan_backward(problem_of(other, head_dim, causal), HOPPER, tile)
     assert (plan.config.block_m, plan.config.block_n) == (tile.block_m, tile.block_n)
+    check(plan)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "tile"),
+    [
+        (64, WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True)),
+        (128, WgmmaBackwardTile(64, 128, 2, 2, True, False, True, True)),
+        (256, WgmmaBackwardTile(64, 64, 2, 2, True, True, True, True)),
+        (256, WgmmaBackwardTile(64, 64, 2, 2, True, True, True, True, True)),
+    ],
+    ids=str,
+)
+def test_blocks_that_stay_in_other_ways(
+    head_dim: int, causal: bool, tile: WgmmaBackwardTile
+) -> None:
+    plan = plan_backward(problem_of(head_dim, head_dim, causal), HOPPER, tile)
+    assert plan.config.persistent
     check(plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import cupyflash
 from cupyflash._cuda import backward
-from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile
+from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile, bucket_backward
 from tests.cases import Shape
 from tests.emulator.device import Launcher
 from tests.harness import call, check, draw, same_bits
@@ -81,6 +82,69 @@ def test_tiles_that_tuning_tries(
     backward._prepare.cache_clear()
     arguments = draw(rng, Shape(1, 140, 150, 1, 1, head_dim, head_dim), "bfloat16", ["causal"])
     check("wgmma", **arguments, deterministic=deterministic)
+    backward._prepare.cache_clear()
+
+
+# Three blocks take a dozen key tiles. Those that no query sees are written too: the first and the
+# last ones.
+STAYING: dict[str, tuple[WgmmaBackwardTile, Shape, tuple[str, ...], dict[str, Any]]] = {
+    "full": (
+        WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True),
+        Shape(2, 200, 260, 4, 2, 64, 64), ("gqa",), {},
+    ),
+    "one row": (
+        WgmmaBackwardTile(64, 128, 2, 1, True, False, False, True),
+        Shape(2, 1, 700, 2, 1, 128, 128), ("gqa", "dlse"), {},
+    ),
+    "causal": (
+        WgmmaBackwardTile(64, 128, 2, 2, True, False, True, True),
+        Shape(2, 500, 400, 2, 1, 96, 128), ("gqa", "causal", "sinks"), {},
+    ),
+    "top left": (
+        WgmmaBackwardTile(128, 128, 3, 2, False, False, False, True),
+        Shape(3, 140, 500, 1, 1, 64, 64), ("top_left",), {},
+    ),
+    "window": (
+        WgmmaBackwardTile(64, 64, 2, 2, True, True, True, True),
+        Shape(2, 70, 600, 1, 1, 256, 256), (), {"window": (20, 40)},
+    ),
+    "softcap": (
+        WgmmaBackwardTile(64, 64, 2, 1, True, True, True, True),
+        Shape(1, 300, 330, 2, 1, 64, 64), ("gqa", "softcap", "causal"), {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("whole_heads", [False, True])
+@pytest.mark.parametrize("case", STAYING)
+def test_blocks_that_stay(
+    rng: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: list[str],
+    case: str,
+    whole_heads: bool,
+) -> None:
+    tile, shape, features, options = STAYING[case]
+    if whole_heads:
+        tile = replace(tile, direct=True, whole_heads=True)
+    assert tile.complaint(*map(bucket_backward, (shape.head_dim, shape.head_dim_v))) is None
+    monkeypatch.setattr(backward.tuned, "find", lambda *call: tile if "backward" in call else None)
+    backward._prepare.cache_clear()
+    arguments = draw(rng, shape, "bfloat16", features)
+    check("wgmma", **arguments, **options)
+    assert ("cupyflash_convert_wgmma" in launched) == (not whole_heads)
+    backward._prepare.cache_clear()
+
+
+def test_whole_heads_are_deterministic_without_turns(
+    rng: Any, monkeypatch: pytest.MonkeyPatch, launched: list[str]
+) -> None:
+    tile = WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True, True)
+    monkeypatch.setattr(backward.tuned, "find", lambda *call: tile if "backward" in call else None)
+    backward._prepare.cache_clear()
+    arguments = draw(rng, Shape(3, 150, 260, 2, 1, 64, 64), "float16", ("gqa", "causal"))
+    check("wgmma", **arguments, deterministic=True)
+    assert "cupyflash_convert_wgmma" not in launched
     backward._prepare.cache_clear()
 
 

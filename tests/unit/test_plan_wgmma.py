@@ -12,14 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from cupyflash._cuda import config_wgmma, forward, forward_wgmma, tensor_map
+from cupyflash._cuda import config_wgmma, forward, tensor_map
 from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._cuda.launch import Moved
+from cupyflash._cuda.order_table import order_table
 from cupyflash._cuda.params import FORWARD_PARAMS
 from cupyflash._cuda.plan_wgmma import plan_forward
-from cupyflash._cuda.tile_order import key_tiles, seen_keys, tile_order
+from cupyflash._cuda.tile_order import key_tile_order, key_tiles, query_tiles, seen_keys, tile_order
 from cupyflash._cuda.tiles_wgmma import BANDED_TILES, FLOAT8_TILES, FORWARD_TILES, WgmmaTile
 from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
@@ -181,21 +182,35 @@ def test_key_tiles(window: dict[str, object]) -> None:
         assert count == (keys[-1] // 80 - keys[0] // 80 + 1 if len(keys) else 1)
 
 
+@pytest.mark.parametrize("window", [{}, *WINDOWS], ids=str)
+def test_query_tiles(window: dict[str, object]) -> None:
+    """Those that pass by each key tile: none where no query sees it."""
+    problem = problem_of(**window)
+    seen = visible(problem)
+    for first, count in zip(
+        range(0, problem.seqlen_k, 128), query_tiles(problem, 80, 128), strict=True
+    ):
+        (queries,) = seen[:, first : first + 128].any(1).nonzero()
+        assert count == (queries[-1] // 80 - queries[0] // 80 + 1 if len(queries) else 0)
+
+
 @pytest.mark.parametrize("limit", [0, 10**9])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_every_query_tile_is_taken_once(
+def test_every_tile_is_taken_once(
     window: dict[str, object], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cupyflash._cuda.tile_order._BALANCED", limit)
     problem = problem_of(**window)
-    tiles = -(-problem.seqlen_q // 64) * 8
-    for blocks in (1, 7, tiles):
-        order = tile_order(problem, 64, 80, blocks)
-        assert sorted(order[order >= 0]) == list(range(tiles))
-        # Each block's column ends, and nothing comes after its end.
-        ended = order < 0
-        assert ended[-1].all()
-        assert not (ended[:-1] & ~ended[1:]).any()
+    of_queries, of_keys = -(-problem.seqlen_q // 64) * 8, -(-problem.seqlen_k // 80) * 4
+    for make, tiles in ((tile_order, of_queries), (key_tile_order, of_keys)):
+        for blocks in {1, min(7, tiles), tiles}:
+            order = make(problem, 64, 80, blocks)
+            assert sorted(order[order >= 0]) == list(range(tiles))
+            # Each block's column begins and ends, and nothing comes after its end.
+            ended = order < 0
+            assert not ended[0].any()
+            assert ended[-1].all()
+            assert not (ended[:-1] & ~ended[1:]).any()
 
 
 @pytest.mark.parametrize("window", [{}, {"window_left": 9000}, {"window_left": 700}], ids=str)
@@ -215,6 +230,19 @@ def test_blocks_have_equally_much_to_do(
     # As dealing out one by one would: at the end a block may lack one tile of the last group.
     assert loads.max() <= 1.03 * loads.mean() + lengths.max() + 1
     assert loads.max() <= 1.03 * dealt_one_by_one(problem, lengths, 132)
+
+
+@pytest.mark.parametrize(("length", "heads"), [(512, 1024), (2048, 256), (8192, 32)])
+def test_the_backwards_blocks_have_equally_much_to_do(length: int, heads: int) -> None:
+    """Of causal calls: the longest key tile is a head's first one."""
+    problem = problem_of(batch=1, seqlen_q=length, seqlen_k=length, num_heads=heads,
+                         num_heads_kv=heads // 2, window_right=0)  # fmt: skip
+    lengths = 2 * query_tiles(problem, 128, 128)
+    assert lengths[0] == 2 * length // 128
+    assert lengths[-1] == 2
+    order = key_tile_order(problem, 128, 128, 132)
+    loads = np.where(order >= 0, lengths[order % len(lengths)] + 1, 0).sum(0)
+    assert loads.max() <= 1.04 * loads.mean() + lengths.min() + 1
 
 
 def dealt_one_by_one(problem: Problem, lengths: np.ndarray, blocks: int) -> int:
@@ -319,9 +347,12 @@ def test_a_full_call_has_no_order(prepare: Callable[..., Handed]) -> None:
 
 
 def test_lengths_share_an_order_whatever_the_scale_and_not_across_devices() -> None:
-    order = forward_wgmma._order(problem_of(window_right=0), 128, 128, 8, 0)
-    assert forward_wgmma._order(problem_of(window_right=0), 128, 128, 8, 0) is order
-    assert forward_wgmma._order(problem_of(window_right=0), 128, 128, 8, 1) is not order
+    problem = problem_of(window_right=0)
+    order = order_table(tile_order, problem, 128, 128, 8, 0)
+    scaled = replace(problem, softmax_scale=2.0)
+    assert order_table(tile_order, scaled, 128, 128, 8, 0) is order
+    assert order_table(tile_order, problem, 128, 128, 8, 1) is not order
+    assert order_table(key_tile_order, problem, 128, 128, 8, 0) is not order
 
 
 @pytest.mark.parametrize("head_dim", [20, 64])

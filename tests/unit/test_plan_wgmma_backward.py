@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_wgmma_backward import plan_backward
 from cupyflash._cuda.source import kernels_root
 from cupyflash._cuda.tile_order import seeing_queries
-from cupyflash._cuda.tiles_wgmma_backward import BACKWARD_TILES, WgmmaBackwardTile
+from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile
 from cupyflash.tiling import Tiling
 from tests.unit.test_plan import struct_fields
 from tests.unit.test_plan_wgmma import WINDOWS, problem_of, visible
@@ -33,14 +34,79 @@ def test_every_head_dim_has_a_tile_with_and_without_softcap(d: int, dv: int) -> 
         assert plan.config.early or softcap is None
 
 
-def test_tiles_of_the_table_are_for_something() -> None:
-    for head_dim, tiles in BACKWARD_TILES.items():
-        chosen = {
-            plan_backward(problem_of(d, dv, softcap=softcap), HOPPER).tiling
-            for d, dv in ((head_dim, head_dim), (64, head_dim), (head_dim, 64))
-            for softcap in (None, 3.0)
-        }
-        assert len(chosen) == len(tiles)
+# --- which tile of the table --------------------------------------------------------------------
+
+
+def tile_of(d: int = 64, dv: int = 0, **options: object) -> WgmmaBackwardTile:
+    """What the default is made of, less its limits; 1024 heads unless told."""
+    heads = {"batch": 32, "num_heads": 32, "num_heads_kv": 32}
+    config = plan_backward(problem_of(d, dv or d, **{**heads, **options}), HOPPER).config
+    sizes = config.block_m, config.block_n, config.stages, config.grad_out_stages
+    ways = config.early, config.roles, config.direct, config.persistent, config.whole_heads
+    return WgmmaBackwardTile(*sizes, *ways)
+
+
+CAUSAL = {"window_right": 0}
+NARROW, NARROW_STAYING = (
+    WgmmaBackwardTile(128, 128, 2, 1, False, persistent=stays) for stays in (False, True)
+)
+NARROW_HEADS = WgmmaBackwardTile(128, 128, 2, 2, False, False, True, True, True)
+MEDIUM = WgmmaBackwardTile(64, 128, 2, 1, True, direct=True)
+MEDIUM_STAYING = WgmmaBackwardTile(64, 128, 2, 1, True, persistent=True)
+MEDIUM_HEADS = WgmmaBackwardTile(64, 128, 2, 2, True, False, True, True, True)
+ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("d", "band", "most_queries", "few", "many"),
+    [
+        (64, {}, 512, NARROW_HEADS, NARROW_STAYING),
+        (64, CAUSAL, 2048, NARROW_HEADS, NARROW),
+        (64, {"window_left": 900}, 2048, NARROW_HEADS, NARROW),
+        (96, {}, 2048, MEDIUM_STAYING, MEDIUM),
+        (128, {}, 2048, MEDIUM_STAYING, MEDIUM),
+        (96, CAUSAL, 512, MEDIUM_HEADS, MEDIUM_STAYING),
+        (128, CAUSAL, 512, MEDIUM_HEADS, MEDIUM_STAYING),
+        (128, CAUSAL, 2048, MEDIUM_STAYING, MEDIUM),
+    ],
+)
+def test_tiles_by_how_many_queries_pass_a_key_tile(
+    d: int,
+    band: dict[str, int],
+    most_queries: int,
+    few: WgmmaBackwardTile,
+    many: WgmmaBackwardTile,
+) -> None:
+    assert tile_of(d, seqlen_q=most_queries, **band) == few
+    assert tile_of(d, seqlen_q=most_queries + 1, **band) == many
+    grouped = {"num_heads": 128, **band}
+    assert tile_of(d, seqlen_q=most_queries // 4, **grouped) == few
+    assert tile_of(d, seqlen_q=most_queries // 4 + 1, **grouped) == many
+
+
+@pytest.mark.parametrize("d", [192, 256])
+@pytest.mark.parametrize("seqlen_q", [512, 8192])
+def test_wide_heads_stay_unless_there_is_a_band(d: int, seqlen_q: int) -> None:
+    assert tile_of(d, seqlen_q=seqlen_q) == replace(ROLES, persistent=True)
+    assert tile_of(d, seqlen_q=seqlen_q, **CAUSAL) == replace(ROLES, stages=3)
+
+
+@pytest.mark.parametrize("band", [{}, CAUSAL])
+def test_roles_are_for_softcap_and_for_wider_values(band: dict[str, int]) -> None:
+    assert tile_of(64, softcap=3.0, **band) == tile_of(64, 128, **band) == ROLES
+    assert tile_of(128, softcap=3.0, seqlen_q=8192, **band) == MEDIUM
+
+
+def test_whole_heads_are_for_calls_that_fill_the_multiprocessors() -> None:
+    sms = HOPPER.multiprocessors
+    for heads in (sms, 2 * sms - 1, 2 * sms, 5 * sms):
+        assert tile_of(batch=heads, num_heads=1, num_heads_kv=1).whole_heads, heads
+    for heads in (1, sms // 2, sms + 1, 3 * sms // 2):
+        assert tile_of(batch=heads, num_heads=1, num_heads_kv=1) == NARROW_STAYING, heads
+        assert tile_of(batch=heads, num_heads=1, num_heads_kv=1, **CAUSAL) == NARROW, heads
+
+
+# --- what tiles become ---------------------------------------------------------------------------
 
 
 def test_a_forwards_tiling_is_taken_where_it_fits() -> None:
@@ -56,7 +122,53 @@ def test_tuning_has_other_tiles_to_try() -> None:
     tiles = candidates("wgmma", "backward", problem_of(128, 128), HOPPER)
     assert WgmmaBackwardTile(64, 128, 3, 2, True) in tiles
     assert WgmmaBackwardTile(64, 128, 3, 3, True, False, True) in tiles
-    assert BACKWARD_TILES[128][0] not in tiles
+    assert WgmmaBackwardTile(64, 128, 2, 2, True, False, True, True, True) in tiles
+    assert MEDIUM in tiles
+    assert MEDIUM_STAYING not in tiles  # the default
+
+
+def test_blocks_that_stay_are_as_many_as_multiprocessors() -> None:
+    tile = WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True)
+    few, many = problem_of(), problem_of(batch=100)
+    assert plan_backward(few, HOPPER, tile).main.blocks == 4 * 4
+    assert plan_backward(many, HOPPER, tile).main.blocks == HOPPER.multiprocessors
+    assert plan_backward(many, HOPPER, replace(tile, persistent=False)).main.blocks == 400 * 2
+
+
+def test_blocks_that_take_turns_do_not_stay() -> None:
+    """One that has not started yet could be waited for by all that have."""
+    tile, problem = (
+        WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True),
+        problem_of(batch=100),
+    )
+    plan = plan_backward(problem, HOPPER, tile, deterministic=True)
+    leaving = replace(tile, persistent=False)
+    assert plan == plan_backward(problem, HOPPER, leaving, deterministic=True)
+    assert plan.main.blocks > HOPPER.multiprocessors
+
+
+def test_blocks_that_take_whole_heads() -> None:
+    """One a key-value head, which writes dq itself and keeps the sums of its own heads only."""
+    tile = WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True, True)
+    few, many = (plan_backward(problem_of(batch=b), HOPPER, tile) for b in (2, 100))
+    assert few.main.blocks == 2 * 2
+    assert many.main.blocks == HOPPER.multiprocessors
+    for plan in (few, many):
+        assert plan.scratch.query_sums == plan.main.blocks * 2 * 384 * 64
+        assert [launch.entry for launch in plan.launches] == [plan.prepare.entry, plan.main.entry]
+    assert many.scratch.statistics == 100 * 4 * 384 * 2
+    staged = replace(tile, direct=False).complaint(64, 64)
+    assert staged and "registers" in staged
+
+
+def test_whole_heads_need_no_turns() -> None:
+    tile = WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True, True)
+    plans = {
+        plan_backward(problem_of(), HOPPER, tile, deterministic=deterministic)
+        for deterministic in (False, True)
+    }
+    (plan,) = plans
+    assert plan.config.whole_heads and not plan.config.deterministic
 
 
 def test_scratch_holds_whole_tiles_and_whole_panels() -> None:
@@ -80,7 +192,7 @@ def test_structs_have_the_fields_of_the_headers() -> None:
     assert names[: len(common)] == common
     text = (kernels_root() / "attention" / "params_wgmma.cuh").read_text()
     body = text.partition("struct WgmmaBackwardParams : MmaBackwardParams {")[2]
-    own = re.findall(r"^  (?:int|float|TensorMap) (\w+);", body, re.MULTILINE)
+    own = re.findall(r"^  (?:const int\*|int|float|TensorMap) (\w+);", body, re.MULTILINE)
     assert names[len(common) :] == own
     for name in config_wgmma.MAPPED_BACKWARD:
         assert (params.fields or {})[f"{name}_map"][1] % tensor_map.ALIGNMENT == 0

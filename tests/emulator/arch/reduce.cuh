@@ -15,6 +15,12 @@ inline void reduce_add(float* target, float4 value) {
   }
 }
 
+inline void store_sums(float* target, float4 value) { *reinterpret_cast<float4*>(target) = value; }
+
+inline float4 load_sums(const float* source) {
+  return make_float4(source[0], source[1], source[2], source[3]);
+}
+
 /// Whose turn has not come would wait for a block that starts later: on a GPU, perhaps for ever.
 inline void await_turn(const int* counter, int turn) {
   if (*counter != turn) {
