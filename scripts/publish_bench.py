@@ -1,6 +1,7 @@
 """Publish a run of ``python -m cupyflash bench --json RUN.json``: ``publish_bench.py RUN.json``.
 
-Writes docs/benchmarks/CARD.json and two plots, and the table between the marks in README.md.
+Writes docs/benchmarks/CARD.json and two plots, and the table between the marks in README.md. A run
+of one engine (``--engine``) is CARD-ENGINE.json, and stays out of README.md.
 """
 
 from __future__ import annotations
@@ -38,14 +39,24 @@ def main(run: Path) -> None:
         title = f"{content['device']}, {content['dtype']}, {content['date'][:10]}"
         drawing = figure(results, direction, title)
         drawing.savefig(FOLDER / f"{name}-{direction}.png", dpi=110)
+    if engine_of(content) is not None:
+        return
     readme = ROOT / "README.md"
     before, _, after = split(readme.read_text(encoding="utf-8"))
     readme.write_text(f"{before}{section(content)}{after}", encoding="utf-8")
 
 
 def file_name(content: dict[str, Any]) -> str:
-    """Return the card's name as that of a file: one run a card is kept."""
-    return re.sub(r"\W+", "-", content["device"].lower())
+    """Return the name of the card, and engine, as that of a file: one run of each is kept."""
+    engine = engine_of(content)
+    card = re.sub(r"\W+", "-", content["device"].lower())
+    return card if engine is None else f"{card}-{engine}"
+
+
+def engine_of(content: dict[str, Any]) -> str | None:
+    """Return the engine that was named, or None: the fastest."""
+    words = content["command"].split()
+    return words[words.index("--engine") + 1] if "--engine" in words else None
 
 
 def without_folders(command: str) -> str:
@@ -77,19 +88,33 @@ def section(content: dict[str, Any]) -> str:
 
 
 def facts(results: Sequence[Result]) -> str:
-    """Say how far ahead of FlashAttention-2 we are, in both directions."""
-    parts = []
-    for direction in DIRECTIONS:
-        ratios = []
-        for race in races([each for each in results if each.direction == direction]):
-            times = {each.contender: each.milliseconds for each in race}
-            mine, other = times.get(OURS), times.get(FLASH)
-            if mine and other:
-                ratios.append(other / mine)
-        if ratios:
-            mean = geometric_mean(ratios)
-            parts.append(f"{direction} {min(ratios):.2f} to {max(ratios):.2f} (mean {mean:.2f})")
-    return f"Times {LABELS[FLASH]}'s speed: {', '.join(parts)}." if parts else ""
+    """Say how far ahead of FlashAttention-2 we are, and of the best peer, in both directions."""
+    against_flash = {each: speed_ups(results, each, FLASH) for each in DIRECTIONS}
+    against_best = {each: speed_ups(results, each, None) for each in DIRECTIONS}
+    parts = (spread(LABELS[FLASH], against_flash), spread("the best peer", against_best))
+    return " ".join(part for part in parts if part)
+
+
+def speed_ups(results: Sequence[Result], direction: str, peer: str | None) -> list[float]:
+    """Return a peer's time over ours for each workload; None: that of whoever is the fastest."""
+    ratios = []
+    for race in races([each for each in results if each.direction == direction]):
+        times = {each.contender: each.milliseconds for each in race if each.milliseconds}
+        best = best_peer(race)
+        other = times.get(peer) if peer else best and best.milliseconds
+        if OURS in times and other:
+            ratios.append(other / times[OURS])
+    return ratios
+
+
+def spread(name: str, ratios: dict[str, list[float]]) -> str:
+    """Say between what the ratios of each direction lie."""
+    parts = [
+        f"{direction} {min(found):.2f} to {max(found):.2f} (mean {geometric_mean(found):.2f})"
+        for direction, found in ratios.items()
+        if found
+    ]
+    return f"Times {name}'s speed: {', '.join(parts)}." if parts else ""
 
 
 def table(results: Sequence[Result]) -> list[str]:
