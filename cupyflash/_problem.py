@@ -91,10 +91,17 @@ class Problem:
         """Whether gradients of the bias may be sums; varlen and axes of length 1 count as such."""
         return self.varlen or self.bias_is_broadcast or 1 in (self.seqlen_q, self.seqlen_k)
 
+    @property
+    def bias_is_summed_in_tiles(self) -> bool:
+        """Whether mma sums up the bias's gradient in memory of its own."""
+        whole = self.bias_shape[2:] == (self.seqlen_q, self.seqlen_k)
+        return whole and self.bias_is_broadcast and not self.varlen
+
     def grad_bias_dtype(self, engine: str) -> str:
-        """The dtype in which an engine writes dbias: what is not summed up can be rounded."""
+        """The dtype in which an engine writes dbias: what is not summed up there can be rounded."""
         narrow = self.bias_dtype in ("float16", "bfloat16")
-        if engine == "mma" and narrow and not self.bias_is_summed:
+        rounds = not self.bias_is_summed or self.bias_is_summed_in_tiles
+        if engine == "mma" and narrow and rounds:
             return str(self.bias_dtype)
         return self.accumulator_dtype
 

@@ -140,6 +140,7 @@ def changes(heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[dict[str, Any]
     bias = draw((1, heads, seqlen_q, seqlen_k), np.float16)
     yield {"bias": bias, "softcap": 5.0, "alibi_slopes": slopes, "causal": True}
     yield {"bias": bias[..., :1], "softcap": 5.0, "mask": mask}
+    yield {"bias": bias[:, :1]}
     blocks = cupy.random.random_sample((1, heads, -(-seqlen_q // 40), -(-seqlen_k // 24))) < 0.5
     yield {"block_mask": BlockMask(blocks, (40, 24), mask[0, 0]), "causal": True}
 

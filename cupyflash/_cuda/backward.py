@@ -225,6 +225,9 @@ def _mma_struct(
     params["rows"], params["tiles"] = plan.scratch.rows, plan.scratch.tiles
     scratch = _sums_scratch(plan) | _map_scratch(plan)
     zeroed = ("grad_bias",) if plan.zeroed_bias else ()
+    if plan.convert_bias is not None:
+        scratch["bias_sums"] = plan.bias_sums, "float32"
+        zeroed = ("bias_sums",)
     return BackwardStruct(params, pointers_of(MMA_BACKWARD_POINTERS, problem), scratch, zeroed)
 
 

@@ -54,7 +54,6 @@ class MmaForwardConfig:
     score_mod: bool
     bias_width: int
     exact_softcap: bool
-    trial: bool
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,9 @@ class MmaBackwardConfig:
     bias_rows: bool
     bias_cols: bool
     bias_shared: bool
+    bias_in_tiles: bool
     grad_bias_dtype: str
     deterministic: bool
-    trial: bool
 
 
 @dataclass(frozen=True)

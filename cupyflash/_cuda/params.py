@@ -151,6 +151,7 @@ BACKWARD_POINTERS = (
     "seed",
     "score_params",
     "grad_bias",
+    "bias_sums",
     "grad_score_params",
 )
 BACKWARD_PARAMS = _struct(

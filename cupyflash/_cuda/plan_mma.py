@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-from cupyflash._cuda import trial
 from cupyflash._cuda.config import constant, score_features
 from cupyflash._cuda.config_mma import (
     MMA_BACKWARD_PARAMS,
@@ -129,6 +128,8 @@ class MmaBackwardPlan:
     tile_map: TileMap | None
     score_mod: ScoreSource | None
     zeroed_bias: bool  # the gradient of the bias is to be 0 before
+    bias_sums: int  # number of float32
+    convert_bias: KernelLaunch | None
 
     @property
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -137,8 +138,8 @@ class MmaBackwardPlan:
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
         maps = (tile_map.launch for tile_map in self.tile_maps)
-        launches = (*maps, self.prepare, self.main, self.convert)
-        return launches if self.grad_sinks is None else (*launches, self.grad_sinks)
+        optional = (x for x in (self.grad_sinks, self.convert_bias) if x is not None)
+        return (*maps, self.prepare, self.main, self.convert, *optional)
 
     @cached_property
     def stub(self) -> str:
@@ -151,6 +152,9 @@ class MmaBackwardPlan:
         ]
         if self.grad_sinks is not None:
             entries.append(entry_point(self.grad_sinks, params, "grad_sinks_mma<config>", 1))
+        if self.convert_bias is not None:
+            kernel = "convert_bias_gradient<config>"
+            entries.append(entry_point(self.convert_bias, params, kernel, 1))
         entries += (
             tile_map.entry_point(params, "config", "params.common") for tile_map in self.tile_maps
         )
@@ -242,6 +246,7 @@ def plan_backward(
         bias_rows=problem.bias_shape[2:3] != (1,),
         bias_cols=problem.bias_shape[3:] != (1,),
         bias_shared=bool(problem.bias_shape) and problem.bias_is_summed,
+        bias_in_tiles=problem.bias_is_summed_in_tiles,
         grad_bias_dtype=problem.grad_bias_dtype("mma"),
         deterministic=deterministic,
     )
@@ -253,6 +258,12 @@ def plan_backward(
     grad_sinks = None
     if "sinks" in problem.extras:
         grad_sinks = kernel_launch("cupyflash_grad_sinks_mma", problem.num_heads, SINKS_THREADS)
+    convert_bias, bias_sums = None, 0
+    if config.bias_in_tiles:
+        tiles = _bias_tiles(problem, tile)
+        bias_sums = tiles * tile.block_m * tile.block_n
+        convert_bias = kernel_launch("cupyflash_convert_bias_mma", tiles, 32 * warps)
+    written = config.bias_in_tiles or not (config.bias_shared or config.window or config.visibility)
     return MmaBackwardPlan(
         "mma",
         Tiling(tile.block_m, tile.block_n, STAGES, warps),
@@ -270,7 +281,9 @@ def plan_backward(
         grad_sinks,
         tile_map_of(problem, config.block_m, config.block_n),
         problem.score_mod,
-        config.bias and (config.bias_shared or config.window or config.visibility),
+        config.bias and not written,
+        bias_sums,
+        convert_bias,
     )
 
 
@@ -300,6 +313,12 @@ def _scratch(problem: Problem, block_m: int) -> Scratch:
     rows = -(-problem.seqlen_q // block_m) * block_m + (block_m if problem.varlen else 0)
     pairs = (1 if problem.varlen else problem.batch) * problem.num_heads
     return Scratch(rows, tiles // sequences, pairs, bucket(problem.head_dim))
+
+
+def _bias_tiles(problem: Problem, tile: MmaBackwardTile) -> int:
+    """Return how many tiles the bias has."""
+    batch, heads, rows, cols = problem.bias_shape
+    return batch * heads * -(-rows // tile.block_m) * -(-cols // tile.block_n)
 
 
 # The choice of a tile.
@@ -373,7 +392,6 @@ def _common(
         "raw_scores": _raw_scores(problem),
         "bias_width": bias_width,
         "exact_softcap": (problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
-        "trial": trial.enabled(),
         **score_features(problem),
     }
 

@@ -30,10 +30,12 @@ struct MmaForwardConfig {
   bool score_mod;
   int bias_width;      // elements that one load of the bias moves
   bool exact_softcap;  // by the library's tanh
-  bool trial;          // work on scores under both products, a way that no GPU has run yet
 
   __device__ constexpr int threads() const { return 32 * warps; }
   __device__ constexpr bool float8_keys() const { return false; }
+
+  /// Whether products are added to ALiBi's part, as nothing else comes between.
+  __device__ constexpr bool alibi_first() const { return alibi && raw_scores; }
 
   /// Whether scores are hidden that no band hides: what they belong to may hold NaN.
   __device__ constexpr bool hides() const { return masks > 0 || block_mask || bias || score_mod; }
@@ -43,7 +45,7 @@ struct MmaForwardConfig {
   /// Whether a capped score is left as what it is linear in: -1 / (1 + exp(2 x / softcap)), to be
   /// multiplied by 2 softcap and added to softcap.
   __device__ constexpr bool folded_cap() const {
-    return trial && softcap && !exact_softcap && !alibi && !bias && !score_mod;
+    return softcap && !exact_softcap && !alibi && !bias && !score_mod;
   }
   /// Whether masks say element by element which scores are hidden.
   __device__ constexpr bool masked() const { return masks > 0 || block_mask; }
@@ -76,9 +78,9 @@ struct MmaBackwardConfig {
   bool bias_rows;            // the bias has an axis of queries
   bool bias_cols;            // and one of keys
   bool bias_shared;          // several scores add to one element of its gradient
+  bool bias_in_tiles;        // they do so in float32 tiles that lie as warps hold them
   DataType grad_bias_dtype;  // as the gradient is written, or added to: float32
   bool deterministic;        // blocks add to a query tile in the order of their keys
-  bool trial;                // ways that no GPU has run yet
 
   __device__ constexpr int warps() const { return key_warps * query_warps; }
   __device__ constexpr int threads() const { return 32 * warps(); }
@@ -94,7 +96,7 @@ struct MmaBackwardConfig {
   /// Whether a capped score is left as what it is linear in: -1 / (1 + exp(2 x / softcap)), to be
   /// multiplied by 2 softcap and added to softcap.
   __device__ constexpr bool folded_cap() const {
-    return trial && softcap && !exact_softcap && !alibi && !bias && !score_mod;
+    return softcap && !exact_softcap && !alibi && !bias && !score_mod;
   }
   /// Whether masks say element by element which scores are hidden.
   __device__ constexpr bool masked() const { return masks > 0 || block_mask; }

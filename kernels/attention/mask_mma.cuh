@@ -43,7 +43,7 @@ __device__ void hide_unseen(MmaFragment<m_tiles, n_tiles>& scores, const Element
   constexpr int cols = 2 * n_tiles;  // of a lane
   static_assert(2 * m_tiles * cols <= 64);
   using Words = MaskWords<transposed ? 16 * m_tiles : 8 * n_tiles>;
-  if constexpr (config.trial && config.masks == 1 && !config.block_mask && Words::possible) {
+  if constexpr (config.masks == 1 && !config.block_mask && Words::possible) {
     const Words words = {mask.masks[0], transposed ? first_row : first_col};
     if (words.readable()) {
       hide_by_words<transposed>(scores, words, transposed ? first_col : first_row);

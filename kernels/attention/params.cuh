@@ -137,6 +137,7 @@ struct BackwardParams {
   uint64 seed;
   const void* score_params[8];
   void* grad_bias;             // accumulator type
+  float* bias_sums;            // scratch: for its gradient, see bias_sums_mma.cuh
   void* grad_score_params[8];  // accumulator type; null: not wanted
   Strides query_strides;
   Strides key_strides;

@@ -8,6 +8,7 @@
 #include "arch/reduce.cuh"
 #include "attention/config_mma.cuh"
 #include "attention/sequence.cuh"
+#include "backward/bias_sums_mma.cuh"
 #include "tile/fragment_mma.cuh"
 
 namespace cupyflash {
@@ -20,22 +21,37 @@ struct BiasGradient {
   Target* first;  // row 0, column 0
   ScoreStrides strides;
   float factor;  // that gradients of scores wait for
+  int plane;     // of the bias, counted over sequences and heads that have their own
 
   __device__ BiasGradient(const BackwardParams& params, const Sequence& sequence, int head,
                           float factor)
       : factor(factor) {
     if constexpr (config.bias) {
+      const int batch = score_batch(sequence, params.attention.batch);
       strides = params.grad_bias_strides;
-      first = static_cast<Target*>(params.grad_bias) +
-              score_batch(sequence, params.attention.batch) * strides.batch + head * strides.head;
+      first = static_cast<Target*>(params.grad_bias) + batch * strides.batch + head * strides.head;
+      if constexpr (config.bias_in_tiles) {
+        plane = (strides.batch == 0 ? 0 : batch) * heads(params) + (strides.head == 0 ? 0 : head);
+      }
     }
+  }
+  /// Of a plane.
+  __device__ BiasGradient(const BackwardParams& params, int plane, float factor)
+      : strides(params.grad_bias_strides), factor(factor), plane(plane) {
+    first = static_cast<Target*>(params.grad_bias) + plane / heads(params) * strides.batch +
+            plane % heads(params) * strides.head;
+  }
+
+  /// That have planes of their own.
+  __device__ static int heads(const BackwardParams& params) {
+    return params.grad_bias_strides.head == 0 ? 1 : params.attention.num_heads;
   }
 
   /// Of an element that does not exist, nothing.
   __device__ void put(int query, int key, float value) const {
     if (!strides.contains(query, key)) return;
     Target* target = first + strides.at(query, key);
-    if constexpr (config.bias_shared) {
+    if constexpr (config.bias_shared && !config.bias_in_tiles) {
       reduce_add(target, value);
     } else {
       *target = from_accumulator<Target>(value);
@@ -126,12 +142,41 @@ __device__ void write_bias_gradient(const BiasGradient<config>& gradient, const 
 template <MmaBackwardConfig config, int m_tiles, int n_tiles>
 class BiasGradientTile {
  public:
-  __device__ BiasGradientTile(const BiasGradient<config>& gradient, int first_query, int first_key)
+  /// Of the warp's first query and key.
+  __device__ BiasGradientTile(const BackwardParams& params, const BiasGradient<config>& gradient,
+                              int first_query, int first_key)
       : gradient_(gradient),
         query_(first_query + MmaLane::col()),
-        key_(first_key + MmaLane::row()) {}
+        key_(first_key + MmaLane::row()) {
+    if constexpr (config.bias_in_tiles) {
+      tile_sums_ = BiasSums<config>(params).part(gradient.plane, first_query / config.block_m,
+                                                 first_key / config.block_n);
+    }
+  }
 
   __device__ void add(int i, int j, const float (&slopes)[4]) {
+    if constexpr (config.bias_in_tiles) {
+      reduce_add(tile_sums_ + BiasSums<config>::piece(i, j),
+                 make_float4(slopes[0], slopes[1], slopes[2], slopes[3]));
+    } else {
+      add_each(i, j, slopes);
+    }
+  }
+
+  __device__ void finish() {
+    if constexpr (!config.bias_in_tiles) finish_sums();
+  }
+
+ private:
+  static constexpr int most = m_tiles > n_tiles ? m_tiles : n_tiles;
+
+  const BiasGradient<config>& gradient_;
+  int query_;
+  int key_;
+  float* tile_sums_;
+  float sums_[2 * most] = {};
+
+  __device__ void add_each(int i, int j, const float (&slopes)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if constexpr (config.bias_rows && config.bias_cols) {
@@ -147,7 +192,7 @@ class BiasGradientTile {
     }
   }
 
-  __device__ void finish() {
+  __device__ void finish_sums() {
     if constexpr (config.bias_cols && !config.bias_rows) {
 #pragma unroll
       for (int r = 0; r < 2 * m_tiles; ++r) {
@@ -165,14 +210,6 @@ class BiasGradientTile {
       if (MmaLane::lane() == 0) gradient_.put(0, 0, sum);
     }
   }
-
- private:
-  static constexpr int most = m_tiles > n_tiles ? m_tiles : n_tiles;
-
-  const BiasGradient<config>& gradient_;
-  int query_;
-  int key_;
-  float sums_[2 * most] = {};
 
   /// Over the eight lanes that share a column.
   __device__ static float row_group_total(float value) {

@@ -41,7 +41,8 @@ struct MmaBackwardBlock {
   static constexpr bool late_slope = config.softcap && (config.bias || config.score_mod);
   // dS in shared memory, rounded, is then not the bias's gradient.
   static constexpr bool staged_bias = config.bias && config.bias_rows && config.bias_cols &&
-                                      !late_slope && config.block_n % 32 == 0;
+                                      !late_slope && !config.bias_in_tiles &&
+                                      config.block_n % 32 == 0;
 
   template <class Tile>
   using Loader = SwizzledLoader<Tile, config.threads(), config.load_width, Element<config.dtype>>;

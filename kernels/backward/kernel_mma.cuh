@@ -5,6 +5,7 @@
 #include "arch/copy_async.cuh"
 #include "arch/opaque.cuh"
 #include "attention/visible_tiles.cuh"
+#include "backward/convert_bias_mma.cuh"
 #include "backward/locate_key_tile.cuh"
 #include "backward/mainloop_mma.cuh"
 #include "backward/prepare_mma.cuh"

@@ -18,15 +18,6 @@ __device__ TileIndex locate_key_tile(const BackwardParams& params, int block) {
         grouped_order(index, ceil_div(attention.seqlen_k, config.block_n), heads * attention.batch,
                       heads_in_cache(attention.seqlen_q, dim * attention.group_size));
   }
-  if constexpr (config.bias) {
-    if constexpr (config.trial && config.bias_shared && !config.window && !config.varlen) {
-      // Sequences that share a bias take the same tile together: its gradient is in the cache.
-      if (params.scores.bias.batch == 0) {
-        const int tiles = ceil_div(attention.seqlen_k, config.block_n) * heads;
-        index = index % attention.batch * tiles + index / attention.batch;
-      }
-    }
-  }
   return locate_tile<config.varlen, config.window, true, config.block_n>(params, index, heads);
 }
 

@@ -188,18 +188,37 @@ struct MmaBackwardMainloop {
     }
     Probabilities p;
     typename Block::Late late;
-    {
-      constexpr int steps = config.head_dim_v / 16;
-      const auto left = WalkOf<ValueTile>::left(block.value_tile(), key_row);
-      const auto right = WalkOf<GradOutTile>::right(block.grad_out_tile(slot), query_col);
-#pragma unroll
-      for (int k = 0; k < steps; ++k) {
-        multiply_slice(slopes, left, right, k);
-        hidden |= Gradients::exponentiate_slice(block, head, scores, late, p, walk,
-                                                units * k / steps, units * (k + 1) / steps);
+    const auto left = WalkOf<ValueTile>::left(block.value_tile(), key_row);
+    const auto right = WalkOf<GradOutTile>::right(block.grad_out_tile(slot), query_col);
+    if (Gradients::seldom_careful && !masked && !hidden) {
+      hidden = multiply_values<false>(head, scores, late, slopes, p, walk, left, right);
+      if (config.bias && __any_sync(0xffffffffu, hidden)) {
+        Gradients::hide_by_bias(block, scores, p, slot);
       }
+    } else {
+      hidden |= multiply_values<true>(head, scores, late, slopes, p, walk, left, right);
+    }
+    if constexpr (config.hides()) {
+      if (__any_sync(0xffffffffu, hidden || masked)) Gradients::clear_hidden(scores, slopes);
     }
     return use_scores(head, grad_key, grad_value, scores, late, slopes, p, walk, hidden);
+  }
+
+  /// slopes += V dO^T, beside P = exp(S). Returns, and is told, what `exponentiate_slice` is.
+  template <bool careful>
+  __device__ bool multiply_values(const Head& head, Scores& scores, typename Block::Late& late,
+                                  Scores& slopes, Probabilities& p, const Walk& walk,
+                                  const ColumnWalk<ValueTile>& left,
+                                  const ColumnWalk<GradOutTile>& right) const {
+    constexpr int steps = config.head_dim_v / 16;
+    bool hidden = false;
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+      multiply_slice(slopes, left, right, k);
+      hidden |= Gradients::template exponentiate_slice<careful>(
+          block, head, scores, late, p, walk, units * k / steps, units * (k + 1) / steps);
+    }
+    return hidden;
   }
 
   /// Of all queries, the columns that this warp adds up for dK or dV.
@@ -222,7 +241,8 @@ struct MmaBackwardMainloop {
     const int first_key = block.first_key + Shape::key_row();
     ModifiedGradient<config> modified(head.score.function, head.params.common.grad_score_params,
                                       head.grad_bias.factor, first_query, first_key);
-    typename Block::BiasGradientTile grad_bias(head.grad_bias, first_query, first_key);
+    typename Block::BiasGradientTile grad_bias(head.params.common, head.grad_bias, first_query,
+                                               first_key);
     constexpr int pairs_v = ValueSums::n_tiles / 2, slices_v = query_steps * pairs_v;
     const auto grad_out = columns_of<2 * pairs_v>(block.grad_out_tile(m));
     const auto own_grad_out = grad_out.down(own_row);

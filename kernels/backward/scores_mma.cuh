@@ -15,6 +15,9 @@ struct MmaScoreGradients {
   using Scores = typename Block::Scores;
   using Probabilities = typename Block::Probabilities;
   static constexpr int m_tiles = Block::m_tiles;
+  static constexpr bool changed = !config.raw_scores || config.alibi;
+  // Whether tiles where no band and no mask hides anything go without checks for what is hidden.
+  static constexpr bool seldom_careful = changed && !config.score_mod;
 
   /// D of two queries; with dropout times 1 - p, whose inverse all gradients of scores wait for.
   __device__ static float2 delta_of(const Head& head, unsigned stat, int j) {
@@ -28,7 +31,9 @@ struct MmaScoreGradients {
 
   /// Units [first, end) of P = exp(S - m) / l as operands, without what dropout drops; in place of
   /// the scores what dS is to be multiplied by: P, times softcap's derivative, negative where P was
-  /// dropped. Returns whether the bias or score_mod hides something, for this lane.
+  /// dropped. Returns whether the bias or score_mod hides something, for this lane. `careful`: what
+  /// is hidden is so whatever its product is; without it the bias needs `hide_by_bias`.
+  template <bool careful>
   __device__ static bool exponentiate_slice(const Block& block, const Head& head, Scores& scores,
                                             typename Block::Late& late, Probabilities& p,
                                             const typename Block::Walk& walk, int first, int end) {
@@ -64,7 +69,7 @@ struct MmaScoreGradients {
           const float row_shift = e % 2 == 0 ? shift.x : shift.y;
           const float row_inverse = e % 2 == 0 ? inverse.x : inverse.y;
           ScoreAndSlope score = {s[e], 1.0f};
-          if constexpr (!config.raw_scores || config.alibi) {
+          if constexpr (changed) {
             const int away = j * 8 + e % 2 - i * 16 - e / 2 * 8;
             score = head.score_of.of(s[e], bias[k][e], distance + float(away));
             if constexpr (config.score_mod) {
@@ -74,7 +79,7 @@ struct MmaScoreGradients {
               hidden = hidden || score.value == -infinity<float>;
             }
             // Whatever the product, or the scale's sign, is.
-            if (s[e] == -infinity<float> || bias[k][e] == -infinity<float>) {
+            if (careful && (s[e] == -infinity<float> || bias[k][e] == -infinity<float>)) {
               score.value = -infinity<float>;
             }
           }
@@ -100,6 +105,42 @@ struct MmaScoreGradients {
     return hidden || (config.bias && reader.hides());
   }
 
+  /// P = 0 where the bias is -inf.
+  __device__ static void hide_by_bias(const Block& block, Scores& scores, Probabilities& p,
+                                      int slot) {
+    BiasReader<typename Block::Bias, true> reader(
+        block.bias_tile(slot), Shape::query_warp() * Shape::warp_queries, Shape::key_row());
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < Block::n_tiles; j += 2) {
+        float bias[2][4];
+        reader.read(bias, i, j / 2);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (bias[e / 4][e % 4] != -infinity<float>) continue;
+          scores.at[i][j + e / 4][e % 4] = 0.0f;
+          unsigned& pair = e % 4 < 2 ? p.upper(i, j + e / 4) : p.lower(i, j + e / 4);
+          pair &= e % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+        }
+      }
+    }
+  }
+
+  /// Sets to 0 the slopes of what is not seen: its value may hold NaN.
+  __device__ static void clear_hidden(const Scores& p, Scores& slopes) {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < Block::n_tiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (p.at[i][j][e] == 0.0f) slopes.at[i][j][e] = 0.0f;
+        }
+      }
+    }
+  }
+
   /// Pieces [first, end) of dS = P (dP - D), as operands; on the way the gradients of score_mod's
   /// arrays and of the bias.
   __device__ static void differentiate_slice(const Head& head, const Scores& p,
@@ -121,14 +162,15 @@ struct MmaScoreGradients {
           if (probability < 0.0f) slope = e % 2 == 0 ? delta.x : delta.y;  // dropped: -P (-D)
         }
         product[e] = probability * slope;
-        // A value that is not seen may hold NaN.
-        if (config.hides() && probability == 0.0f) product[e] = 0.0f;
       }
       if constexpr (config.score_mod) modified.apply(i, j, late.unmodified.at[i][j], product);
       if constexpr (config.bias && !Block::staged_bias) grad_bias.add(i, j, product);
       if constexpr (Block::late_slope) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) product[e] *= late.slopes.at[i][j][e];
+        for (int e = 0; e < 4; ++e) {
+          // Where nothing is seen the slope may be NaN.
+          if (product[e] != 0.0f) product[e] *= late.slopes.at[i][j][e];
+        }
       }
       ds.upper(i, j) = pack_pair<config.dtype>(product[0], product[1]);
       ds.lower(i, j) = pack_pair<config.dtype>(product[2], product[3]);

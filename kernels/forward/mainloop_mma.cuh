@@ -13,7 +13,6 @@
 #include "attention/dropout.cuh"
 #include "attention/mask_mma.cuh"
 #include "attention/tile_walk.cuh"
-#include "common/spread.cuh"
 #include "forward/finish_scores_mma.cuh"
 #include "tile/load_swizzled.cuh"
 #include "tile/multiply_mma.cuh"
@@ -30,7 +29,6 @@ struct MmaForwardMainloop {
   using State = MmaForwardState<config>;
   using Bias = typename Shape::Bias;
   using Walk = TileWalk<config.visibility, 2>;
-  using Finisher = MmaScoreFinisher<config>;
   template <class Tile>
   using Loader = SwizzledLoader<Tile, config.threads(), config.load_width, Element<config.dtype>>;
   static constexpr int m_tiles = Shape::m_tiles;
@@ -41,13 +39,8 @@ struct MmaForwardMainloop {
   static constexpr int pieces = m_tiles * n_tiles;      // of scores, for slicing
   static constexpr int unit = config.dropout ? 2 : 1;   // pieces that share random numbers
   static constexpr int units = pieces / unit;           // of the exponential
-  // Whether the first P V has other things to hide than the exponential.
-  static constexpr bool overlapped =
-      config.trial && (Finisher::needed || config.masked() || config.dropout);
   // Units under S, the others under the first P V.
-  static constexpr int early = overlapped && !config.dropout ? units : units / 2 + units % 2;
-  using EarlyUnits = Spread<early, steps>;
-  using LateUnits = Spread<units - early, pairs_v>;
+  static constexpr int early = units / 2 + units % 2;
   static_assert(early >= units / steps_v, "the first P V needs them");
 
   using Probabilities = MmaOperand<m_tiles, n_tiles>;
@@ -221,11 +214,12 @@ struct MmaForwardMainloop {
     }
   }
 
-  /// Whether every query of the warp sees every key of tile n, as far as band and masks say.
-  __device__ bool shown(int n, bool mixed, const Range& unmasked) const {
-    const int first_key = n * config.block_n;
-    return unmasked.covers({first_key, first_key + config.block_n}) &&
-           (!config.masked() || (config.visibility && !mixed));
+  /// What the products of tile n are added to.
+  __device__ void start_scores(Scores& scores, int n) const {
+    scores.fill(0.0f);
+    if constexpr (config.alibi_first()) {
+      start_with_alibi<config>(scores, score_of, first_query + warp_row(), n * config.block_n);
+    }
   }
 
   /// From products to scores, masks included. Returns, alike in all lanes, whether something is
@@ -235,7 +229,7 @@ struct MmaForwardMainloop {
     const int first_key = n * config.block_n;
     const int warp_query = first_query + warp_row();
     bool hidden = false;
-    if constexpr (Finisher::needed) {
+    if constexpr (!config.raw_scores) {
       hidden = finish_at_once<config>(scores, score, score_of, bias_tile(slot), warp_row(),
                                       warp_query, first_key);
     }
@@ -267,7 +261,7 @@ struct MmaForwardMainloop {
   __device__ bool first_scores(State& state, const Queries& queries, Scores& scores,
                                const Walk& walk, const Range& unmasked) const {
     const auto keys = WalkOf<KeyTile>::right(key_tile(walk.slot()), 0);
-    scores.fill(0.0f);
+    start_scores(scores, walk.tile(0));
 #pragma unroll
     for (int k = 0; k < steps; ++k) multiply_slice(scores, queries, keys, k);
     const bool hidden = finish_scores(scores, walk.slot(), walk.tile(0), walk.mixed(0), unmasked);
@@ -287,34 +281,24 @@ struct MmaForwardMainloop {
     const Range next_keys = walk.exists(2) ? valid_keys : Range{0, 0};
 
     Probabilities p;
-    next.fill(0.0f);
-    auto keys = WalkOf<KeyTile>::right(key_tile(slot + 1), 0);
+    start_scores(next, walk.ahead_of(n, 1));
+    const auto keys = WalkOf<KeyTile>::right(key_tile(slot + 1), 0);
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
-      if constexpr (overlapped) await_units(keys, p, EarlyUnits::awaited(k), 0);
       multiply_slice(next, queries, keys, k);
       // Not before, so that the arithmetic of addresses has products to fill.
       if (k == 0) key.load(key_tile(slot), walk.ahead_of(n, 2) * config.block_n, next_keys);
       if (k == 1)
         value.load(value_tile(slot + 1), walk.ahead_of(n, 1) * config.block_n, valid_keys);
       if (k == 1) load_bias(slot, walk.ahead_of(n, 2));
-      if constexpr (overlapped) {
-        exponentiate_slice(state, scores, p, n, EarlyUnits::begun(k), EarlyUnits::begun(k + 1));
-      } else {
-        exponentiate_slice(state, scores, p, n, early * k / steps, early * (k + 1) / steps);
-      }
+      exponentiate_slice(state, scores, p, n, early * k / steps, early * (k + 1) / steps);
     }
     copy_async_commit();
-    if constexpr (overlapped) {
-      if (!hidden && shown(walk.tile(1), walk.mixed(1), unmasked)) {
-        return values_and_scores(state, scores, p, next, walk);
-      }
-    }
     const bool next_hidden =
         finish_scores(next, slot + 1, walk.ahead_of(n, 1), walk.mixed(1), unmasked);
 
     const auto values = WalkOf<ValueTile>::left(value_tile(slot), 0);
-    if (hidden || overlapped) {
+    if (hidden) {
       exponentiate_slice(state, scores, p, n, early, units);
       accumulate_seen(state, p, values);
       see_slice(state, next, 0, pieces);
@@ -332,44 +316,6 @@ struct MmaForwardMainloop {
     }
     if (state.softmax.reduce()) rescale(state);
     return next_hidden;
-  }
-
-  /// Lets the products that follow wait for `count` units of P from `first` on.
-  template <class Tile>
-  __device__ static void await_units(ColumnWalk<Tile>& operand, const Probabilities& p, int count,
-                                     int first) {
-    if (count == 0) return;
-    const int last = first + count - 1;
-    const int i = last % m_tiles, j = last / m_tiles * unit + unit - 1;
-    operand = operand.after(p.upper(i, j)).after(p.lower(i, j));
-  }
-
-  /// The second half of a step where no mask hides anything: O of this tile, between whose slices
-  /// the next one's scores are finished and seen.
-  __device__ bool values_and_scores(State& state, const Scores& scores, Probabilities& p,
-                                    Scores& next, const Walk& walk) const {
-    constexpr int slices = steps_v * pairs_v;
-    auto values = WalkOf<ValueTile>::left(value_tile(walk.slot()), 0);
-    Finisher finisher(score, score_of, bias_tile(walk.slot() + 1), warp_row(),
-                      first_query + warp_row(), walk.tile(1) * config.block_n);
-#pragma unroll
-    for (int slice = 0; slice < slices; ++slice) {
-      if (slice < pairs_v) await_units(values, p, LateUnits::awaited(slice), early);
-      accumulate(state, p, values, slice);
-      exponentiate_slice(state, scores, p, walk.tile(0), early + LateUnits::begun(slice),
-                         early + LateUnits::begun(slice + 1));
-      const int first = Finisher::units * slice / slices;
-      const int end = Finisher::units * (slice + 1) / slices;
-      if (first == end) continue;
-      if (first > 0) {  // the products that follow wait for the maximum of what was seen before
-        const float (&seen)[2] = state.softmax.row_max[(first - 1) % m_tiles];
-        values = values.after(__float_as_uint(seen[0])).after(__float_as_uint(seen[1]));
-      }
-      finisher.finish(next, state.softmax, first, end);
-    }
-    const bool hidden = finisher.hide(next);
-    if (state.softmax.reduce()) rescale(state);
-    return hidden;
   }
 
   __device__ void last_values(State& state, const Scores& scores, const Walk& walk,

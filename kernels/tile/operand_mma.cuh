@@ -16,9 +16,6 @@ struct ColumnWalk {
     constexpr int steps = Tile::period / 2;
     return (base ^ ((step % steps) << 5)) + (step / steps) * (steps << 5) + rows * Tile::pitch;
   }
-  /// The same walk, known only when `value` is. The assembler starts first what takes longest, the
-  /// products, and would move all else behind them. Grids have one axis: blockIdx.y is 0.
-  __device__ ColumnWalk after(unsigned value) const { return {base | (value & blockIdx.y)}; }
   /// The same walk `rows` further down, a multiple of 8.
   __device__ ColumnWalk down(int rows) const { return {base + rows * Tile::pitch}; }
 };

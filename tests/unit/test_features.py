@@ -112,7 +112,9 @@ def _unseen_keys(kind: str, rng: np.random.Generator, dtype: str) -> tuple[dict,
     elif kind == "window":
         arguments["window"] = (3, -1 + 3)
         unseen[:, : 77 - 40 - 3] = True
-    elif kind == "bias":
+    elif kind in ("bias", "bias and softcap"):
+        if kind == "bias and softcap":
+            arguments["softcap"] = 20.0
         hidden = rng.random(77) < 0.4
         bias = np.where(hidden, -np.inf, rng.normal(size=(4, 40, 77)))
         arguments["bias"], unseen[:, hidden] = bias.astype(np.float32), True
@@ -125,7 +127,9 @@ def _unseen_keys(kind: str, rng: np.random.Generator, dtype: str) -> tuple[dict,
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", ["mask", "top_left", "window", "block_mask", "bias"])
+@pytest.mark.parametrize(
+    "kind", ["mask", "top_left", "window", "block_mask", "bias", "bias and softcap"]
+)
 def test_keys_that_nobody_sees_may_hold_anything(engine, rng, kind, value):
     arguments, unseen = _unseen_keys(kind, rng, usual_dtype(engine))
     arguments["k"][unseen] = arguments["v"][unseen] = value

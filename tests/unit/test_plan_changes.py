@@ -11,6 +11,7 @@ from cupyflash import BlockMask, _validate
 from cupyflash._cuda import arguments
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan import plan_backward, plan_forward
+from cupyflash._cuda.plan_mma import plan_backward as plan_mma_backward
 from cupyflash._options import Options
 from cupyflash._problem import Problem
 
@@ -91,6 +92,28 @@ def test_each_tile_of_the_bias_has_a_block(shape: tuple[int, ...]) -> None:
     rows = -(-shape[2] // plan.config_dq.block_m)
     cols = -(-shape[3] // plan.config_dq.block_n)
     assert plan.grad_bias.blocks == shape[0] * shape[1] * rows * cols
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles"),
+    [
+        ((1, 4, 999, 999), 4 * 16 * 8),
+        ((2, 1, 999, 999), 2 * 16 * 8),
+        ((2, 4, 999, 999), 0),
+        ((1, 4, 1, 999), 0),
+    ],
+)
+def test_mma_sums_a_whole_shared_bias_in_tiles(shape: tuple[int, ...], tiles: int) -> None:
+    extras = frozenset({"bias"})
+    problem = Problem(
+        "float16", 2, 999, 999, 4, 2, 128, 128, 0.1, extras=extras, bias_dtype="float16",
+        bias_shape=shape,
+    )  # fmt: skip
+    plan = plan_mma_backward(problem, HOPPER)
+    assert plan.bias_sums == tiles * plan.config.block_m * plan.config.block_n
+    assert (plan.convert_bias is None) == (tiles == 0)
+    assert problem.grad_bias_dtype("mma") == ("float32" if 1 in shape[2:] else "float16")
+    assert plan.zeroed_bias == (1 in shape[2:])
 
 
 @pytest.mark.parametrize("change", [{"dropout_p": 0.5}, {"mask": booleans(300, 500)}])

@@ -1,18 +1,16 @@
-"""Features of mma as CUPYFLASH_TRIAL=1 serves them, over several key tiles."""
+"""What mma does to scores, over several key tiles."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash._cuda import backward, forward, plan_mma
 from tests.cases import Shape
-from tests.emulator import build
 from tests.harness import check, draw
 
 Options = dict[str, Any]
@@ -64,6 +62,10 @@ CASES: dict[str, tuple[Shape, str, tuple[str, ...], Callable[[Any], Options]]] =
     "bias": (
         Shape(2, 140, 170, 2, 2, 128, 128), "float16", (), lambda rng: _bias(rng, 1, 2, 140, 170)
     ),
+    "bias of sequences": (
+        Shape(2, 140, 170, 4, 2, 64, 64), "bfloat16", ("softcap", "gqa"),
+        lambda rng: _bias(rng, 2, 1, 140, 170),
+    ),
     "bias of each": (
         Shape(2, 140, 176, 2, 2, 64, 64), "bfloat16", ("softcap",),
         lambda rng: _bias(rng, 2, 2, 140, 176),
@@ -88,24 +90,17 @@ CASES: dict[str, tuple[Shape, str, tuple[str, ...], Callable[[Any], Options]]] =
 
 
 # CI has seconds for these; CUPYFLASH_EMULATE=all runs all of them.
-CHOSEN = ("softcap causal", "alibi", "bias", "dropout causal", "padding", "mask", "score_mod bias")
+CHOSEN = (
+    "softcap causal",
+    "alibi",
+    "bias",
+    "bias of sequences",
+    "dropout causal",
+    "padding",
+    "mask",
+    "score_mod bias",
+)
 everything = os.environ.get("CUPYFLASH_EMULATE") == "all"
-
-
-@pytest.fixture(autouse=True)
-def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is compiled: all of it for a trial."""
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
-    caches = forward._prepare, backward._prepare, plan_mma.plan_forward, plan_mma.plan_backward
-    for each in caches:
-        each.cache_clear()
-    seen: list[str] = []
-    compiled = build.library
-    monkeypatch.setattr(build, "library", lambda stub: seen.append(stub) or compiled(stub))
-    yield seen
-    for each in caches:
-        each.cache_clear()
-    assert seen and all(".trial = true" in stub for stub in seen)
 
 
 @pytest.mark.parametrize("case", CASES if everything else CHOSEN)
