@@ -137,7 +137,7 @@ FORWARD_TILES: dict[int, tuple[MmaForwardTile, ...]] = {
     160: (MmaForwardTile(64, 32, 4, 6, 2),),
     192: (MmaForwardTile(64, 32, 4, 6, 2),),
     224: (MmaForwardTile(64, 32, 4, 6, 2),),
-    256: (MmaForwardTile(64, 32, 4, 6, 2),),
+    256: (MmaForwardTile(64, 32, 4, 10, 2),),
 }
 
 _SMALL = MmaBackwardTile(32, 128, 4, 1, 2)  # 32 keys a warp: dk and dv take all free registers
