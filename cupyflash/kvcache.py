@@ -22,9 +22,8 @@ class CacheFaults(NamedTuple):
     """What was wrong with values that the host does not read."""
 
     dropped_tokens: int  # new ones that did not fit, or whose page or entry does not exist
-    clamped: (
-        bool  # a length, left padding or page was outside the cache; seen by the cache's kernels
-    )
+    # A length, left padding or page was outside the cache; seen by the cache's kernels alone.
+    clamped: bool
 
 
 def flash_attention_with_kvcache(

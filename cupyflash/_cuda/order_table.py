@@ -26,7 +26,9 @@ def order_table(
 
     Every device has its own: their streams may have the same number.
     """
-    alike = replace(problem, softmax_scale=1.0, softcap=None, extras=frozenset())
+    alike = replace(
+        problem, softmax_scale=1.0, key_scale=1.0, value_scale=1.0, softcap=None, extras=frozenset()
+    )
     return _table(order, alike, block_m, block_n, blocks, device_id)
 
 

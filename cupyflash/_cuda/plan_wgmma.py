@@ -120,7 +120,7 @@ def plan_forward(
     """
     _check_problem(problem, device, vector_bytes)
     table = _table(problem)
-    tile = _choose(problem, table) if tiling is None else _given(tiling, table)
+    tile = _choose(problem, table) if tiling is None else _given(tiling, table, problem)
     store_width = access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v)
     if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES:
         tile = replace(tile, staged=0)  # the copy engine would not write such rows
@@ -197,7 +197,8 @@ def _unreadable(array: Array) -> str | None:
 
 def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
     if problem.dtype not in SUPPORTED_DTYPES:
-        raise UnsupportedError(f"engine='wgmma' serves float16 and bfloat16, not {problem.dtype}")
+        served = ", ".join(sorted(SUPPORTED_DTYPES))
+        raise UnsupportedError(f"engine='wgmma' serves {served}, not {problem.dtype}")
     if device.compute_capability != LEAST_CAPABILITY:
         major, minor = device.compute_capability
         raise UnsupportedError(
@@ -208,16 +209,17 @@ def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
     check_lengths(problem)
 
 
-def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
+def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Problem) -> WgmmaTile:
     """Return a caller's tiling in the kernel's terms: as in the table where it stands there."""
     if isinstance(tiling, WgmmaTile):
         return tiling
     sizes = tiling.block_m, tiling.block_n, tiling.stages
-    tile = replace(table[-1], query_in_registers=False)
+    tile = replace(table[-1], query_in_registers=False, staged=0)
     tile = replace(tile, block_m=tiling.block_m, block_n=tiling.block_n, stages=tiling.stages)
-    for other in table:
+    for other in _for_length(table, problem):
         if (other.block_m, other.block_n, other.stages) == sizes:
             tile = other
+            break
     if tile.warps != tiling.warps:
         raise UnsupportedError(
             f"the wgmma engine has 4 warps for each 64 of block_m, and 4 more; got tiling={tiling}"
@@ -238,9 +240,13 @@ def _table(problem: Problem) -> tuple[WgmmaTile, ...]:
     return FORWARD_TILES[width]
 
 
+def _for_length(table: tuple[WgmmaTile, ...], problem: Problem) -> tuple[WgmmaTile, ...]:
+    return tuple(tile for tile in table if problem.seqlen_k >= tile.least_keys)
+
+
 def _choose(problem: Problem, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """Return the first tile that computes few more rows than exist, or the one with the fewest."""
-    table = tuple(tile for tile in table if problem.seqlen_k >= tile.least_keys)
+    table = _for_length(table, problem)
     rows = {tile: -(-problem.seqlen_q // tile.block_m) * tile.block_m for tile in table}
     most = _MOST_ROWS * min(rows.values())
     return next(tile for tile in table if rows[tile] <= most)

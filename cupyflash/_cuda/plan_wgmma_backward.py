@@ -116,7 +116,8 @@ def plan_backward(
     UnsupportedError
         The tile does not fit: the message names the limit.
     """
-    tile = _choose(problem, device, (*_given(tiling), *_preferred(problem, device)))
+    preferred = tuple(_preferred(problem, device))
+    tile = _choose(problem, device, (*_given(tiling, preferred), *preferred))
     take_turns = deterministic and not tile.whole_heads
     if take_turns:  # blocks that wait for others must start in the order of their key tiles
         tile = replace(tile, persistent=False)
@@ -196,16 +197,21 @@ def _scratch(problem: Problem, tile: WgmmaBackwardTile, head_dim: int, blocks: i
     return Scratch(rows, tiles, pairs, dim, _STATISTICS, sum_pairs)
 
 
-def _given(tiling: Tiling | WgmmaBackwardTile | None) -> tuple[WgmmaBackwardTile, ...]:
-    """Return a caller's tiling in the kernel's terms, if it can be one."""
+def _given(
+    tiling: Tiling | WgmmaBackwardTile | None, preferred: tuple[WgmmaBackwardTile, ...]
+) -> tuple[WgmmaBackwardTile, ...]:
+    """Return a caller's tiling in the kernel's terms, if it can be one: as in the table first."""
     if isinstance(tiling, WgmmaBackwardTile):
         return (tiling,)
     if tiling is None:
         return ()
     sizes = tiling.block_m, tiling.block_n, tiling.stages, tiling.stages
     ways = ((True, False), (False, False), (True, True))
-    tiles = (WgmmaBackwardTile(*sizes, early, roles) for early, roles in ways)
-    return tuple(tile for tile in tiles if tile.warps == tiling.warps)
+    tiles = (*preferred, *(WgmmaBackwardTile(*sizes, early, roles) for early, roles in ways))
+    given = tiling.block_m, tiling.block_n, tiling.stages, tiling.warps
+    return tuple(
+        tile for tile in tiles if (tile.block_m, tile.block_n, tile.stages, tile.warps) == given
+    )
 
 
 def _choose(

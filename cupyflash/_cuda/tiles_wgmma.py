@@ -147,7 +147,7 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     64: _NARROW,
     96: _96,
     128: _MEDIUM,
-    # 222 KB of shared memory.
+    # 218 KiB of shared memory.
     160: (WgmmaTile(128, 112, 2, False),),
     192: (WgmmaTile(128, 112, 2, False),),
     224: _WIDEST,

@@ -114,8 +114,14 @@ def _file(engine: str, direction: str, problem: Problem, device: Device) -> Path
         sorted(problem.features), problem.num_heads == problem.num_heads_kv,
         _octave(problem.seqlen_q), _octave(problem.seqlen_k),
         min(_FULL, (tiles // device.multiprocessors).bit_length()),
+        _busy(problem.batch * problem.num_heads_kv, device.multiprocessors),
     )  # fmt: skip
     return cache.path() / f"tuned-{cache.key_of(map(repr, values))}.json"
+
+
+def _busy(heads: int, multiprocessors: int) -> int:
+    """Return in tenths how much of the GPU blocks with a key-value head each would keep busy."""
+    return 10 * heads // max(1, -(-heads // multiprocessors) * multiprocessors)
 
 
 def _octave(seqlen: int) -> int:

@@ -1,5 +1,5 @@
-// Before the Hopper backward's main kernel: statistics ready to use, dq's sums set to zero. And the
-// gradient of the sinks.
+// Before the Hopper backward's main kernel: statistics ready to use, and dq's sums set to zero
+// (with whole heads, dq of queries that see nothing). And the gradient of the sinks.
 #pragma once
 
 #include "attention/config_wgmma.cuh"

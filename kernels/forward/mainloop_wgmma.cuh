@@ -7,11 +7,13 @@
 //              |              round P2  |                        |                round P2  |
 //   copies     | K(n+2) ------------->  | V(n+1) ------------->  | K(n+3) ------------->    |
 //
-// Groups take turns to issue products (named barriers): while one waits for the tensor cores, the
-// others compute exponentials. Within a group, scores of the next tile are asked for before the
-// values of this one are added, so that exponentials start while that addition still runs.
-// A group goes on to its next query tile in the same rhythm: the first scores of the next tile are
-// formed beside the last sums of this one, unless there are key tiles between that it does not see.
+// Groups take turns to issue products (named barriers; without `turns` they come as they like):
+// while one waits for the tensor cores, the others compute exponentials. Where `eager`, these do
+// not wait for the tile's maxima, and sums are rescaled a step later. Within a group, scores of the
+// next tile are asked for before the values of this one are added, so that exponentials start while
+// that addition still runs. A group goes on to its next query tile in the same rhythm: the first
+// scores of the next tile are formed beside the last sums of this one, unless there are key tiles
+// between that it does not see.
 #pragma once
 
 #include "arch/named_barrier.cuh"
@@ -40,8 +42,8 @@ struct ForwardConsumer {
   static constexpr int steps = config.head_dim * config.itemsize() / 32;
   static constexpr int value_steps = config.block_n * config.itemsize() / 32;
 
-  // log2 of the largest P that is no overflow in its dtype.
-  static constexpr int reach = config.dtype == DataType::bfloat16 ? 30 : 15;
+  // log2 of the largest P: no overflow in float16, and room for P V in float32.
+  static constexpr int reach = 15;
 
   const WgmmaForwardParams& params;
   Pipeline pipeline;
@@ -269,6 +271,7 @@ struct ForwardConsumer {
         mma_16x8x16<config.dtype>(state.scores.at[0][j + 1], query, key[1], key[3]);
       }
     }
+    hold_back(__float_as_uint(state.scores.at[0][0][0]));  // as in `take`
     form_scores(state, walk);
   }
 

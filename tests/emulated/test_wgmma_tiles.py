@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cupyflash._cuda import plan_wgmma
 from cupyflash._cuda.tiles_wgmma import WgmmaTile
 from tests.cases import Shape
-from tests.harness import check, draw
+from tests.harness import call, check, draw
 
 TILES = {
     64: (
@@ -64,4 +65,21 @@ def test_scores_that_grow(engine, rng, monkeypatch, dtype, growth, kept):
     arguments["k"] = (key.astype(np.float32) * factor).astype(key.dtype)
     monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
     check(engine, **arguments)
+    plan_wgmma.plan_forward.cache_clear()
+
+
+def test_probabilities_leave_room_for_large_values(engine, rng, monkeypatch):
+    """Keys that come later weigh exp(17) times as much, and values are 1e30."""
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    plan_wgmma.plan_forward.cache_clear()
+    q = np.full((1, 64, 1, 64), 0.25, np.float32)
+    k = np.zeros((1, 512, 1, 64), np.float32)
+    k[:, :256] = 17 / (0.25 * 64 * 0.125)  # q . k times the scale
+    v = (1e30 * (1 + rng.random((1, 512, 1, 64)))).astype(np.float32)
+    tile = WgmmaTile(128, 128, 2, True, eager=True)
+    monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
+    out = call(engine, *(x.astype(ml_dtypes.bfloat16) for x in (q, k, v))).out
+    right = v[:, :256].mean(1)
+    assert np.abs(out.astype(np.float64)[:, 0] / right - 1).max() < 0.01
     plan_wgmma.plan_forward.cache_clear()

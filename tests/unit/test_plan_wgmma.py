@@ -115,7 +115,7 @@ def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) 
 
 
 def test_refusals() -> None:
-    with pytest.raises(UnsupportedError, match="float16 and bfloat16"):
+    with pytest.raises(UnsupportedError, match="serves bfloat16, float16, float8_e4m3fn"):
         plan_forward(problem_of(dtype="float32"), HOPPER)
     with pytest.raises(UnsupportedError, match=r"compute capability 9\.0"):
         plan_forward(problem_of(), Device.known("sm_100"))
