@@ -197,13 +197,15 @@ struct ForwardConsumer {
     settle(state.scores);
     form_scores(state, walk);
     const bool within_reach = state.softmax.template update_eagerly<reach>(state.scores);
-    if (!within_reach) find_scores_again(state, walk);
-    release_key(state, walk);
+    if (within_reach) release_key(state, walk);
     end_both(state);
     catch_up(state);
+    // Warps differ from here on, so no product may be waited for.
     if (within_reach) {
       state.behind = state.softmax.follow(state.correction);
     } else {
+      find_scores_again(state, walk);
+      release_key(state, walk);
       state.softmax.update(state.scores, WgmmaMaxima(state.softmax.row_max), state.correction);
       rescale(state.sums, state.correction);
     }
@@ -254,9 +256,6 @@ struct ForwardConsumer {
   /// The scores of this warp's rows once more, by instructions that every warp has for itself:
   /// exponentials are out of reach in one tile of many, if at all.
   __device__ void find_scores_again(State& state, const Walk& walk) const {
-    await_products<0>();
-    settle(state.sums);
-    settle(state.scores);
     state.scores.fill(0.0f);
     const auto keys = pipeline.key(state.key_at);
 #pragma unroll(Queries::kept ? steps : 1)
