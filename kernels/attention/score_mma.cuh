@@ -56,17 +56,6 @@ struct MmaScore {
     }
   }
 
-  /// A folded score by a polynomial that is off by no more than 1e-8, and rounding, where `small`.
-  __device__ float capped_small(float product) const {
-    const float exponent = product * rate, square = exponent * exponent;
-    float slope = fmaf(-1.4061221e-5f, square, 3.3126978e-4f);
-    slope = fmaf(slope, square, -6.9372626e-3f);
-    slope = fmaf(slope, square, 0.17328672f);
-    return fmaf(exponent, slope, -0.5f);
-  }
-  /// Whether it serves products up to this absolute value, when scaled 0.4 of softcap.
-  __device__ bool small(float magnitude) const { return magnitude * fabsf(rate) <= 1.154156f; }
-
   /// `distance` is query + diagonal - key. A bias of -inf gives -inf or, with bad products, NaN.
   __device__ ScoreAndSlope of(float product, float bias, float distance) const {
     ScoreAndSlope result = {product, 1.0f};

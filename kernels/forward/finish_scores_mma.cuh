@@ -45,35 +45,6 @@ __device__ void start_with_alibi(typename MmaForwardShape<config>::Scores& score
   }
 }
 
-/// Folds a warp's scores without the special function unit, which the softmax keeps busy, if all of
-/// them are small; returns whether they were.
-template <MmaForwardConfig config>
-__device__ bool fold_small(typename MmaForwardShape<config>::Scores& scores,
-                           const MmaScore<config>& score_of) {
-  using Shape = MmaForwardShape<config>;
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < Shape::m_tiles; ++i) {
-#pragma unroll
-    for (int j = 0; j < Shape::n_tiles; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(scores.at[i][j][e]));
-    }
-  }
-  if (!__all_sync(0xffffffffu, score_of.small(largest))) return false;
-#pragma unroll
-  for (int i = 0; i < Shape::m_tiles; ++i) {
-#pragma unroll
-    for (int j = 0; j < Shape::n_tiles; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        scores.at[i][j][e] = score_of.capped_small(scores.at[i][j][e]);
-      }
-    }
-  }
-  return true;
-}
-
 /// All scores of a tile at once. Returns, alike in all lanes, whether bias or score_mod hide some.
 template <MmaForwardConfig config>
 __device__ bool finish_at_once(typename MmaForwardShape<config>::Scores& scores,
@@ -81,9 +52,6 @@ __device__ bool finish_at_once(typename MmaForwardShape<config>::Scores& scores,
                                const typename MmaForwardShape<config>::Bias& tile, int warp_row,
                                int warp_query, int first_key) {
   using Shape = MmaForwardShape<config>;
-  if constexpr (config.folded_cap()) {
-    if (fold_small(scores, score_of)) return false;
-  }
   bool hidden = false;
   const float distance =
       float(warp_query + MmaLane::row() + score_of.diagonal - first_key - MmaLane::col());
