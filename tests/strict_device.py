@@ -16,7 +16,7 @@ from unittest import mock
 import cupy
 import numpy as np
 
-from cupyflash import _arrays, _engines
+from cupyflash import _arrays, _engines, kvcache
 from cupyflash._cuda import decode
 from cupyflash._float8 import FLOAT8
 from cupyflash._kvcache import attend
@@ -203,6 +203,7 @@ def strict_device() -> Iterator[None]:
         mock.patch.object(_arrays, "require_cupy", return_value=namespace),
         mock.patch.dict(sys.modules, {"cupy": namespace}),
         mock.patch.object(_engines, "select", select),
+        mock.patch.object(kvcache, "kernel_device", return_value=None),
         mock.patch.object(attend, "forward_over_cache", attention),
     ):
         yield
