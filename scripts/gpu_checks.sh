@@ -22,6 +22,7 @@ trial() { # kernels that serve no call by default yet
 }
 sanitize() {
   local tool
+  timeout 300 "$python" -m tests.sanitize || return # compiles, which would take long under a tool
   for tool in memcheck synccheck racecheck; do
     timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m tests.sanitize || return
   done
