@@ -72,6 +72,11 @@ class Problem:
         return self.key_dtype == "float8_e4m3fn"
 
     @property
+    def is_banded(self) -> bool:
+        """Whether it is causal or has a window: which keys a query sees depends on its place."""
+        return self.window_left is not None or self.window_right is not None
+
+    @property
     def output_dtype(self) -> str:
         return self.out_dtype or self.dtype
 

@@ -69,7 +69,7 @@ class BackwardConfig:
 def score_features(problem: Problem) -> dict[str, Any]:
     """Return the fields that every engine's configurations have for changes of the scores."""
     return {
-        "window": problem.window_left is not None or problem.window_right is not None,
+        "window": problem.is_banded,
         "softcap": problem.softcap is not None,
         "alibi": "alibi_slopes" in problem.extras,
         "varlen": problem.varlen,

@@ -255,7 +255,7 @@ def plan_decode(
         store_width=access_width(VECTOR_BYTES, ITEMSIZE[attention.dtype], attention.head_dim_v),
         page_size=problem.page_size,
         raw_scores=_raw_scores(problem),
-        window=attention.window_left is not None or attention.window_right is not None,
+        window=attention.is_banded,
         softcap=attention.softcap is not None,
         alibi="alibi_slopes" in attention.extras,
         sinks="sinks" in attention.extras,

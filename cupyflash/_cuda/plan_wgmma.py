@@ -153,7 +153,7 @@ def plan_forward(
         turns=tile.turns,
         eager=tile.eager and raw_scores and not problem.is_float8,
         raw_scores=raw_scores,
-        window=_is_banded(problem),
+        window=problem.is_banded,
         softcap=problem.softcap is not None,
         sinks="sinks" in problem.extras,
     )
@@ -227,15 +227,11 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
     return tile
 
 
-def _is_banded(problem: Problem) -> bool:
-    return problem.window_left is not None or problem.window_right is not None
-
-
 def _table(problem: Problem) -> tuple[WgmmaTile, ...]:
     width = bucket(max(problem.head_dim, problem.head_dim_v))
     if problem.is_float8:
         return FLOAT8_TILES[width]
-    if _is_banded(problem) and width in BANDED_TILES:
+    if problem.is_banded and width in BANDED_TILES:
         return BANDED_TILES[width]
     return FORWARD_TILES[width]
 

@@ -137,7 +137,7 @@ def plan_backward(
         load_width=access_width(vector_bytes, _ITEMSIZE, problem.head_dim_v),
         store_width=access_width(store_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         raw_scores=problem.softcap is None and scale_can_wait(problem),
-        window=_banded(problem),
+        window=problem.is_banded,
         softcap=problem.softcap is not None,
         exact_softcap=(problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
         deterministic=take_turns,
@@ -168,13 +168,9 @@ def plan_backward(
     )
 
 
-def _banded(problem: Problem) -> bool:
-    return problem.window_left is not None or problem.window_right is not None
-
-
 def _preferred(problem: Problem, device: Device) -> Iterator[WgmmaBackwardTile]:
     """Yield the table's tiles whose limits the problem keeps."""
-    tables = BANDED_BACKWARD_TILES if _banded(problem) else BACKWARD_TILES
+    tables = BANDED_BACKWARD_TILES if problem.is_banded else BACKWARD_TILES
     queries = problem.seqlen_q * problem.group_size
     for tile in tables[bucket_backward(max(problem.head_dim, problem.head_dim_v))]:
         few = not tile.most_queries or queries <= tile.most_queries

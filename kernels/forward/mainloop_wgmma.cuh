@@ -157,7 +157,7 @@ struct ForwardConsumer {
     start_sums(state);
     await_products<0>();
     end_sums(state);
-    catch_up(state);
+    catch_up(state, state.correction);
     write(finished, state.softmax, state.sums);
     state.softmax.reset();
     state.sums.fill(0.0f);
@@ -199,7 +199,7 @@ struct ForwardConsumer {
     const bool within_reach = state.softmax.template update_eagerly<reach>(state.scores);
     if (within_reach) release_key(state, walk);
     end_both(state);
-    catch_up(state);
+    catch_up(state, state.correction);
     // Warps differ from here on, so no product may be waited for.
     if (within_reach) {
       state.behind = state.softmax.follow(state.correction);
@@ -221,8 +221,7 @@ struct ForwardConsumer {
     start_both(state);
     find_probabilities(state, walk);
     end_both(state);
-    if (config.eager && state.behind) rescale(state.sums, correction);
-    state.behind = false;
+    catch_up(state, correction);
     write(finished, softmax, state.sums);
     state.sums.fill(0.0f);
     state.p.template round<config.dtype>(state.scores);
@@ -248,8 +247,8 @@ struct ForwardConsumer {
   }
 
   /// Sums and probabilities are relative to the same shift again.
-  __device__ void catch_up(State& state) const {
-    if (config.eager && state.behind) rescale(state.sums, state.correction);
+  __device__ void catch_up(State& state, const float (&correction)[2]) const {
+    if (config.eager && state.behind) rescale(state.sums, correction);
     state.behind = false;
   }
 

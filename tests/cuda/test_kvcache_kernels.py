@@ -72,15 +72,22 @@ def sixteen_bits(rng: Any) -> str:
     return str(rng.choice(["float16", "bfloat16"]))
 
 
+def call_of(shape, rng):
+    """What to draw for one of `SHAPES`, and the number of splits."""
+    seqlen_q, heads, head_dim, head_dim_v, page_size, seqlen_k, splits = shape
+    drawn = {
+        "seqlen_q": seqlen_q, "heads": heads, "head_dim": head_dim, "head_dim_v": head_dim_v,
+        "page_size": page_size, "seqlen_k": seqlen_k, "batch": 2,
+        "new": int(rng.integers(1, seqlen_q + 1)), "rotary": float(rng.choice([0, 0.5, 1])),
+        "leftpad": page_size is not None, "causal": bool(rng.integers(2)),
+    }  # fmt: skip
+    return drawn, splits
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_of_a_block(engine, rng, shape):
-    seqlen_q, heads, head_dim, head_dim_v, page_size, seqlen_k, splits = shape
-    arguments = draw(
-        rng, seqlen_q=seqlen_q, heads=heads, head_dim=head_dim, head_dim_v=head_dim_v,
-        page_size=page_size, seqlen_k=seqlen_k, batch=2, dtype=sixteen_bits(rng),
-        new=int(rng.integers(1, seqlen_q + 1)), rotary=float(rng.choice([0, 0.5, 1])),
-        leftpad=page_size is not None, causal=bool(rng.integers(2)),
-    )  # fmt: skip
+    drawn, splits = call_of(shape, rng)
+    arguments = draw(rng, dtype=sixteen_bits(rng), **drawn)
     arguments["rotary_interleaved"] = bool(rng.integers(2))
     check(engine, arguments, num_splits=splits)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupyflash
-from tests.cuda.test_kvcache_kernels import CHANGES, SHAPES, served  # noqa: F401
+from tests.cuda.test_kvcache_kernels import CHANGES, SHAPES, call_of, served  # noqa: F401
 from tests.harness import same_bits
 from tests.kvcache_harness import call, check
 from tests.unit.test_kvcache_float8 import (  # noqa: F401
@@ -29,14 +29,11 @@ def on_trial(monkeypatch):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_of_a_block_of_float8(engine, rng, shape):
-    seqlen_q, heads, head_dim, head_dim_v, page_size, seqlen_k, splits = shape
+    drawn, splits = call_of(shape, rng)
     fresh = str(rng.choice(["16-bit", "FP8"]))
-    arguments = draw_float8(
-        rng, seqlen_q=seqlen_q, heads=heads, head_dim=head_dim, head_dim_v=head_dim_v,
-        page_size=page_size, seqlen_k=seqlen_k, batch=2, new=int(rng.integers(1, seqlen_q + 1)),
-        rotary=float(rng.choice([0, 0.5, 1])) if fresh == "16-bit" else 0, fresh=fresh,
-        leftpad=page_size is not None, causal=bool(rng.integers(2)),
-    )  # fmt: skip
+    if fresh == "FP8":
+        drawn["rotary"] = 0  # which would have to round once more
+    arguments = draw_float8(rng, fresh=fresh, **drawn)
     arguments["rotary_interleaved"] = bool(rng.integers(2))
     check(engine, arguments, num_splits=splits)
 
