@@ -23,8 +23,8 @@ struct MmaBackwardShape {
   // How the warps share a tile of dQ: at most as many rows as columns each, if it can be.
   __device__ static constexpr int dim_warps_of() {
     int warps = config.warps();
-    while (config.head_dim % (16 * warps) != 0 ||
-           config.block_m * warps * warps > config.head_dim * config.warps()) {
+    while (warps > 1 && (config.head_dim % (16 * warps) != 0 ||
+                         config.block_m * warps * warps > config.head_dim * config.warps())) {
       warps /= 2;
     }
     return warps;

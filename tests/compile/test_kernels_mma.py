@@ -131,3 +131,11 @@ def test_a_tiling_is_refused_or_compiles(rng, plan_of) -> None:
         if plan.tiling == tiling:
             compile_source(plan.stub, "sm_90a", plan=plan)
             compiled += 1
+
+
+def test_a_tile_with_more_queries_than_columns_for_each_warp() -> None:
+    """One warp then has all columns of dQ, though there are fewer than rows."""
+    tiling = Tiling(128, 16, 2, 2)
+    plan = plan_backward(problem_of(32, False), Device.known("sm_90a"), tiling)
+    assert plan.tiling == tiling
+    compile_source(plan.stub, "sm_90a", plan=plan)
