@@ -77,10 +77,10 @@ def wgmma_backward_arguments(
         (*of_queries, dim_v, config.block_m),
     )
     operands = [
-        MappedOperand(name, strides, problem.batch, *shape)
+        MappedOperand(name, problem.dtype, strides, problem.batch, *shape)
         for name, strides, shape in zip(MAPPED_BACKWARD, _mapped(layout), shapes, strict=True)
     ]
-    return params, write_maps(params, problem.dtype, operands), tables
+    return params, write_maps(params, operands), tables
 
 
 def _mapped(layout: BackwardLayout) -> tuple[tuple[int, ...], ...]:

@@ -20,9 +20,9 @@ __all__ = [
     "WgmmaForwardConfig",
 ]
 
-# Operands that the kernels read through tensor maps.
-MAPPED = ("query", "key", "value")
-MAPPED_BACKWARD = (*MAPPED, "grad_out")
+# Operands that the kernels read, and out, which they write, through tensor maps.
+MAPPED = ("query", "key", "value", "out")
+MAPPED_BACKWARD = ("query", "key", "value", "grad_out")
 
 
 def _params(
@@ -48,7 +48,7 @@ def _params(
 
 WGMMA_FORWARD_PARAMS = _params(
     FORWARD_PARAMS,
-    (("order", np.uint64), ("first_key", np.int32), ("exponent_factor", np.float32)),
+    (("places", np.uint64), ("first_key", np.int32), ("exponent_factor", np.float32)),
     MAPPED,
 )
 WGMMA_BACKWARD_PARAMS = _params(
@@ -78,6 +78,10 @@ class WgmmaForwardConfig:
     store_width: int
     staged: int
     query_in_registers: bool
+    shared_probabilities: bool
+    early_turn: bool
+    joined: bool
+    early_mask: bool
     sums_by_tile: bool
     turns: bool
     eager: bool

@@ -13,7 +13,8 @@ from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.operand_maps import MappedOperand, write_maps
 from cupyflash._cuda.order_table import order_table
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
-from cupyflash._cuda.tile_order import seen_keys, tile_order
+from cupyflash._cuda.tile_order import seen_keys, tile_places
+from cupyflash._cuda.warpgroup import WARP_ROWS
 from cupyflash._problem import Problem
 
 if TYPE_CHECKING:
@@ -46,20 +47,26 @@ def wgmma_arguments(
     params["first_key"] = begin
     scale = problem.softmax_scale if config.raw_scores else 1.0
     params["exponent_factor"] = scale * _LOG2_E
-    tables = {}
-    if config.window:
-        tile, blocks = (config.block_m, config.block_n), plan.launch.blocks
-        tables["order"] = order_table(tile_order, problem, *tile, blocks, device_id)
+    tile, blocks = (config.block_m, config.block_n), plan.launch.blocks
+    tables = {"places": order_table(tile_places, problem, *tile, blocks, device_id)}
 
     of_queries = 0, problem.seqlen_q, problem.num_heads
     of_keys = begin, end, problem.num_heads_kv
-    shapes = (
+    shapes = [
         (*of_queries, problem.head_dim, config.block_m),
         (*of_keys, problem.head_dim, config.block_n),
         (*of_keys, problem.head_dim_v, config.block_n),
-    )
-    operands = [
-        MappedOperand(name, getattr(layout, name), problem.batch, *shape)
-        for name, shape in zip(MAPPED, shapes, strict=True)
     ]
-    return params, write_maps(params, problem.dtype, operands), tables
+    if config.staged:
+        shapes.append((*of_queries, problem.head_dim_v, WARP_ROWS))
+    operands = [
+        MappedOperand(
+            name,
+            problem.output_dtype if name == "out" else problem.dtype,
+            getattr(layout, name),
+            problem.batch,
+            *shape,
+        )
+        for name, shape in zip(MAPPED, shapes, strict=False)
+    ]
+    return params, write_maps(params, operands), tables

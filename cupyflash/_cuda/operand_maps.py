@@ -19,9 +19,13 @@ _PANEL_BYTES = 128  # of a row of a box
 
 
 class MappedOperand(NamedTuple):
-    """``(b, s, h, d)`` of which rows [first, last) are read, and all others taken for 0."""
+    """``(b, s, h, d)`` of which rows [first, last) are read, and all others taken for 0.
+
+    Or written, and all others left alone.
+    """
 
     name: str
+    dtype: str
     strides: Strides  # in bytes
     batch: int
     first: int
@@ -32,7 +36,7 @@ class MappedOperand(NamedTuple):
 
 
 def write_maps(
-    params: npt.NDArray[np.void], dtype: str, operands: Iterable[MappedOperand]
+    params: npt.NDArray[np.void], operands: Iterable[MappedOperand]
 ) -> list[Moved]:
     """Write each operand's description to the field ``<name>_map``, but for its address.
 
@@ -41,15 +45,15 @@ def write_maps(
     list of Moved
         Where a launch is to write the addresses.
     """
-    itemsize = ITEMSIZE[dtype]
     offsets: Any = params.dtype.fields
     address_offset = tensor_map.address_offset()
     moved = []
     for each in operands:
+        itemsize = ITEMSIZE[each.dtype]
         lengths = each.dim, each.last - each.first, each.heads, each.batch
         strides = _map_strides(lengths, each.strides, itemsize)
         box = _PANEL_BYTES // itemsize, each.box_rows, 1, 1
-        map_ = tensor_map.encode(dtype, 0, lengths, strides, box)
+        map_ = tensor_map.encode(each.dtype, 0, lengths, strides, box)
         field = f"{each.name}_map"
         params[field] = np.void(map_)
         skipped = each.first * each.strides[1]

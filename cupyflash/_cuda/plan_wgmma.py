@@ -122,8 +122,6 @@ def plan_forward(
     table = _table(problem)
     tile = _choose(problem, table) if tiling is None else _given(tiling, table, problem)
     store_width = access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v)
-    if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES:
-        tile = replace(tile, staged=0)  # the copy engine would not write such rows
     head_dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
     shared_memory = tile.shared_memory(*head_dims)
     complaint = tile.complaint(*head_dims)
@@ -149,6 +147,10 @@ def plan_forward(
         store_width=store_width,
         staged=tile.staged_columns(head_dims[1]),
         query_in_registers=tile.query_in_registers,
+        shared_probabilities=tile.shared_probabilities,
+        early_turn=tile.early_turn,
+        joined=tile.joined,
+        early_mask=tile.early_mask,
         sums_by_tile=tile.sums_by_tile,
         turns=tile.turns,
         eager=tile.eager and raw_scores and not problem.is_float8,

@@ -17,6 +17,7 @@ __all__ = [
     "seeing_queries",
     "seen_keys",
     "tile_order",
+    "tile_places",
 ]
 
 _CACHE_ELEMENTS = 8 << 20  # 16-bit elements that fill about half of an L2 cache
@@ -92,6 +93,33 @@ def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt
     keys = problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
     heads = max(1, _CACHE_ELEMENTS // keys) * problem.group_size
     return _dealt(lengths, problem.batch * problem.num_heads, heads, blocks)
+
+
+def tile_places(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt.NDArray[np.int32]:
+    """Return `tile_order` as kernels read it: rows (first_row, head, batch, next row of this table).
+
+    A thread block starts at the row of its number; what it takes after that lies in a row. -1 stands
+    for no tile, and for no next one.
+    """
+    order = tile_order(problem, block_m, block_n, blocks)
+    tiles = -(-problem.seqlen_q // block_m)
+    exists = order.T >= 0
+    later = exists.copy()
+    later[:, 0] = False
+    places = np.full((blocks + int(later.sum()), 4), -1, np.int32)
+    row = np.empty(exists.shape, np.int32)
+    row[:, 0] = np.arange(blocks)
+    row[later] = np.arange(blocks, len(places))
+    numbers, rows = order.T[exists], row[exists]
+    pair, tile = np.divmod(numbers, tiles)
+    batch, head = np.divmod(pair, problem.num_heads)
+    places[rows, 0] = tile * block_m
+    places[rows, 1] = head
+    places[rows, 2] = batch
+    followed = np.zeros_like(exists)
+    followed[:, :-1] = exists[:, 1:]
+    places[row[followed], 3] = row[:, 1:][later[:, 1:]]
+    return places
 
 
 def key_tile_order(

@@ -31,14 +31,13 @@ __all__ = [
 ]
 
 # Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
-_MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
+_MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 96}
 
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
-KEY_WIDTHS = (64, 80, 112, 128)
+KEY_WIDTHS = (64, 80, 112, 128, 192)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _FLOAT8_KEY_WIDTHS = (96, 128)
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
-_STAGE_PADDING = 16  # bytes between rows of out, which puts them into other banks
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,10 @@ class WgmmaTile:
     least_keys: int = 0
     itemsize: int = 2
     sums_by_tile: bool = False
+    shared_probabilities: bool = False
+    early_turn: bool = False
+    joined: bool = True
+    early_mask: bool = False
 
     @property
     def consumers(self) -> int:
@@ -87,13 +90,18 @@ class WgmmaTile:
         keys_and_values = self.block_n * (query + value)
         if self.itemsize == 1:  # transposed values
             keys_and_values += head_dim_v * round_up(self.block_n, panel)
-        staged = self.staged_columns(head_dim_v)
-        rows_of_out = self.block_m * (2 * staged + _STAGE_PADDING) if staged else 0
-        return first + self.itemsize * (queries + self.stages * keys_and_values) + rows_of_out
+        staged = round_up(self.staged_columns(head_dim_v), PANEL_BYTES // 2)
+        rows_of_out = 0 if self.shared_probabilities else self.block_m * 2 * staged
+        probabilities = self.shared_probabilities * self.block_m * round_up(self.block_n, panel)
+        tiles = queries + self.stages * keys_and_values + probabilities
+        return first + self.itemsize * tiles + rows_of_out
 
     def staged_columns(self, head_dim_v: int) -> int:
         """Return how many columns of out pass shared memory at a time."""
-        return gcd(self.staged, head_dim_v) if self.staged else 0
+        if self.staged >= head_dim_v:
+            return head_dim_v
+        columns = gcd(self.staged, head_dim_v)
+        return columns if columns % (PANEL_BYTES // 2) == 0 and self.staged else 0
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
@@ -106,7 +114,9 @@ class WgmmaTile:
             return f"block_n must be one of {', '.join(map(str, widths))}"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
-        registers = self.block_n // 2 + self.block_n * self.itemsize // 8
+        registers = self.block_n // 2
+        if not self.shared_probabilities:
+            registers += self.block_n * self.itemsize // 8
         registers += head_dim_v // 2 * (1 + self.sums_by_tile)
         if self.query_in_registers:
             registers += head_dim * self.itemsize // 8
@@ -164,7 +174,7 @@ _FLOAT8_NARROW = (
 )
 # 128 keys would spill, unless Q is read from shared memory, which has to give K and V already.
 _FLOAT8_MEDIUM = (WgmmaTile(128, 96, 2, True, staged=128, itemsize=1, sums_by_tile=True),)
-_FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, staged=32, itemsize=1),)
+_FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, staged=64, itemsize=1),)
 _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # FP8: V is in shared memory twice, as it came and transposed. Sums by tile take as many registers
 # as the output, for which wide heads have no room.

@@ -9,12 +9,14 @@ __all__ = [
     "ROWS",
     "WARPGROUP_THREADS",
     "WARPGROUP_WARPS",
+    "WARP_ROWS",
     "round_up",
 ]
 
 ROWS = 64  # of a warpgroup in a product
 WARPGROUP_THREADS = 128
 WARPGROUP_WARPS = 4
+WARP_ROWS = ROWS // WARPGROUP_WARPS
 BARRIER_BYTES = 512  # at the start of shared memory
 PANEL_BYTES = 128  # of a row, that lie together
 PANEL_ALIGNMENT = 1024

@@ -23,14 +23,6 @@ __device__ inline void add_bulk(float* global, unsigned shared, int bytes) {
       "r"(shared), "r"(bytes)
       : "memory");
 }
-/// Starts to copy `bytes`, a multiple of 16, from `shared`, and ends a group of such copies.
-__device__ inline void store_bulk(void* global, unsigned shared, int bytes) {
-  asm volatile(
-      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
-      "cp.async.bulk.commit_group;" ::"l"(global),
-      "r"(shared), "r"(bytes)
-      : "memory");
-}
 /// Waits until this thread's copies and additions have read shared memory.
 __device__ inline void await_bulk_reads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

@@ -1,4 +1,4 @@
-// cp.async.bulk.tensor (sm_90): the copy engine moves boxes of arrays to shared memory.
+// cp.async.bulk.tensor (sm_90): the copy engine moves boxes of arrays to shared memory and back.
 #pragma once
 
 #include "arch/mbarrier.cuh"
@@ -24,6 +24,17 @@ __device__ inline void copy_box(unsigned shared, const TensorMap& map, int col, 
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
       "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(arrived.address)
+      : "memory");
+}
+
+/// Starts to copy a box from `shared`, but for what lies outside the array, and ends a group of such
+/// copies: see bulk.cuh for how to wait for it.
+__device__ inline void store_box(const TensorMap& map, unsigned shared, int col, int row, int head,
+                                 int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
+      "cp.async.bulk.commit_group;" ::"l"(&map),
+      "r"(col), "r"(row), "r"(head), "r"(batch), "r"(shared)
       : "memory");
 }
 

@@ -4,6 +4,7 @@
 #include "attention/config_wgmma.cuh"
 #include "attention/descale.cuh"
 #include "attention/online_softmax.cuh"
+#include "attention/params_wgmma.cuh"
 #include "attention/sequence.cuh"
 #include "attention/softmax_wgmma.cuh"
 #include "tile/store_quads.cuh"
@@ -12,9 +13,10 @@ namespace cupyflash {
 
 /// `warp_row` is the warp's first row in the tile.
 template <WgmmaForwardConfig config, int n_tiles, class Stage>
-__device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex& tile,
+__device__ void write_forward_wgmma(const WgmmaForwardParams& all, const TileIndex& tile,
                                     int warp_row, WgmmaSoftmax<is_float8(config.dtype)> softmax,
                                     const MmaFragment<1, n_tiles>& sums, const Stage& stage) {
+  const ForwardParams& params = all.common;
   const Sequence& sequence = tile.sequence;
   float* row_max =
       statistic_row<float>(params.row_max, params.row_max_strides, sequence, tile.head);
@@ -24,7 +26,7 @@ __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex
   const float unit = softmax.factor * 0.6931471805599453f;
   const float sink = config.sinks ? params.sinks[tile.head * params.attention.sinks_stride] : 0.0f;
 
-  float factor[2];
+  float factor[2], maxima[2], totals[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     OnlineSoftmax<float, 1> row;
@@ -33,23 +35,30 @@ __device__ void write_forward_wgmma(const ForwardParams& params, const TileIndex
     factor[r] = exp2_hardware(softmax.shift[r] - softmax.exponent(r));
     row.row_sum[0] = quad_total(softmax.row_sum[r]) * factor[r];
     if constexpr (config.sinks) factor[r] *= row.add_sink(0, sink);
-    factor[r] *= inverse_sum(row.row_sum[0]);
+    factor[r] *= row.row_sum[0] == 0.0f ? 0.0f : reciprocal_hardware(row.row_sum[0]);
     if constexpr (is_float8(config.dtype)) {
       factor[r] *= descaled_value<float>(params, sequence, tile.head);
     }
-
-    const int query = tile.first_row + warp_row + r * 8 + MmaLane::row();
-    if (query >= sequence.seqlen_q || MmaLane::col() != 0) continue;
-    if (row_max != nullptr) row_max[query * params.row_max_strides.row] = row.row_max[0];
-    if (row_sum != nullptr) row_sum[query * params.row_sum_strides.row] = row.row_sum[0];
+    maxima[r] = row.row_max[0];
+    totals[r] = row.row_sum[0];
   }
-  const auto out = head_rows<Element<config.out_dtype>>(params.out, params.out_strides,
-                                                        sequence.batch, sequence.first_query,
-                                                        tile.head, params.attention.head_dim_v);
+  // Each lane of a row's four writes one of m and l of two rows.
+  const bool is_lower = MmaLane::lane() & 1, is_sum = MmaLane::lane() & 2;
+  const float value =
+      is_sum ? (is_lower ? totals[1] : totals[0]) : (is_lower ? maxima[1] : maxima[0]);
+  float* const statistic = is_sum ? row_sum : row_max;
+  const int64 stride = is_sum ? params.row_sum_strides.row : params.row_max_strides.row;
+  const int query = tile.first_row + warp_row + is_lower * 8 + MmaLane::row();
+  if (statistic != nullptr && query < sequence.seqlen_q) statistic[query * stride] = value;
+
   const int first_row = tile.first_row + warp_row;
   if constexpr (config.staged > 0) {
-    stage.template write<config.out_dtype>(out, first_row, sequence.seqlen_q, sums, factor);
+    stage.template write<config.out_dtype>(all.out_map, first_row, tile.head, sequence.batch, sums,
+                                           factor);
   } else {
+    const auto out = head_rows<Element<config.out_dtype>>(params.out, params.out_strides,
+                                                          sequence.batch, sequence.first_query,
+                                                          tile.head, params.attention.head_dim_v);
     write_rows<config.out_dtype, config.store_width>(out, first_row, sequence.seqlen_q, sums,
                                                      factor);
   }

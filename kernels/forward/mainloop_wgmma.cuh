@@ -16,7 +16,9 @@
 // between that it does not see.
 #pragma once
 
+#include "arch/bulk.cuh"
 #include "arch/named_barrier.cuh"
+#include "arch/opaque.cuh"
 #include "attention/mask_mma.cuh"
 #include "attention/score.cuh"
 #include "forward/epilogue_wgmma.cuh"
@@ -33,7 +35,7 @@ struct ForwardConsumer {
   using Sums = typename Shape::Sums;
   static constexpr bool float8 = is_float8(config.dtype);
   using Probabilities =
-      typename Either<float8, Float8Operand<Shape::n_tiles>, MmaOperand<1, Shape::n_tiles>>::Type;
+      typename Either<float8, Float8Operand<Shape::n_tiles>, typename Either<config.shared_probabilities, Nothing, MmaOperand<1, Shape::n_tiles>>::Type>::Type;
   using Pipeline = ForwardPipeline<config>;
   using Position = typename Pipeline::Position;
   using Walk = ForwardWalk<config>;
@@ -69,8 +71,8 @@ struct ForwardConsumer {
         tile = walk.tile;
         unseen = walk.trailing();
         more = walk.next_query_tile();
-        if (!more || unseen + walk.leading() > 0) break;
-        step_over(state, walk, tile);
+        if (!config.joined || !more || unseen + walk.leading() > 0) break;
+        if constexpr (config.joined) step_over(state, walk, tile);
       }
       end(state, tile);
       pass_over(state, unseen);
@@ -139,7 +141,7 @@ struct ForwardConsumer {
     pass_turn();
     await_products<0>();
     find_probabilities(state, walk);
-    state.p.template round<config.dtype>(state.scores);
+    round(state);
   }
 
   /// FP8 heads have scales of their own.
@@ -180,22 +182,23 @@ struct ForwardConsumer {
 
   /// O += P V of the key tile before, and P of the walk's, of the same query tile.
   __device__ void step(State& state, const Walk& walk) const {
+    const int masked = config.early_mask ? opaque(int(walk.masked())) : 0;
     start_both(state);
     if constexpr (config.eager) {
-      step_eagerly(state, walk);
+      step_eagerly(state, walk, masked);
     } else {
       const bool follows = find_probabilities(state, walk);
       end_both(state);
       if (follows) rescale(state.sums, state.correction);
     }
-    state.p.template round<config.dtype>(state.scores);
+    round(state);
   }
 
   /// The rest of a step where exponentials do not wait for the tile's maxima: P is relative to the
   /// shift so far, and the sums follow the next one with it, a step later.
-  __device__ void step_eagerly(State& state, const Walk& walk) const {
+  __device__ void step_eagerly(State& state, const Walk& walk, int masked) const {
     settle(state.scores);
-    form_scores(state, walk);
+    form_scores(state, walk, config.early_mask ? masked : walk.masked());
     const bool within_reach = state.softmax.template update_eagerly<reach>(state.scores);
     if (within_reach) release_key(state, walk);
     end_both(state);
@@ -224,15 +227,16 @@ struct ForwardConsumer {
     catch_up(state, correction);
     write(finished, softmax, state.sums);
     state.sums.fill(0.0f);
-    state.p.template round<config.dtype>(state.scores);
+    round(state);
   }
 
   /// Starts both products and waits for the scores.
   __device__ void start_both(State& state) const {
     await_turn();
     start_scores(state);
+    if constexpr (config.early_turn) pass_turn();
     start_sums(state);
-    pass_turn();
+    if constexpr (!config.early_turn) pass_turn();
     await_products<1>();
   }
 
@@ -240,7 +244,7 @@ struct ForwardConsumer {
   __device__ bool find_probabilities(State& state, const Walk& walk) const {
     settle(state.scores);
     release_key(state, walk);
-    form_scores(state, walk);
+    form_scores(state, walk, walk.masked());
     WgmmaMaxima maxima(state.softmax.row_max);
     maxima.include(state.scores);
     return state.softmax.update(state.scores, maxima, state.correction);
@@ -270,7 +274,23 @@ struct ForwardConsumer {
       }
     }
     hold_back(__float_as_uint(state.scores.at[0][0][0]));  // as in `take`
-    form_scores(state, walk);
+    form_scores(state, walk, walk.masked());
+  }
+
+  /// P becomes the left operand of P V. Warps read their own rows only.
+  __device__ void round(State& state) const {
+    if constexpr (config.shared_probabilities) {
+      if constexpr (config.staged > 0) pipeline.stage(warp_row).finish();
+      const auto rounded = pipeline.probabilities().row_writer(warp_row);
+      MmaOperand<1, Shape::n_tiles> p;
+      p.template round<config.dtype>(state.scores);
+#pragma unroll
+      for (int step = 0; step < Shape::n_tiles / 2; ++step) rounded.write(p.at[step][0], step);
+      publish_shared();
+      __syncwarp();
+    } else {
+      state.p.template round<config.dtype>(state.scores);
+    }
   }
 
   __device__ void end_both(State& state) const {
@@ -320,7 +340,7 @@ struct ForwardConsumer {
   }
 
   /// From products to scores: what is left to do of scale and softcap, and the mask.
-  __device__ void form_scores(State& state, const Walk& walk) const {
+  __device__ void form_scores(State& state, const Walk& walk, bool masked) const {
     Scores& scores = state.scores;
     const int first_query = walk.tile.first_row + warp_row;
     if constexpr (!config.raw_scores) {
@@ -331,7 +351,7 @@ struct ForwardConsumer {
         for (int e = 0; e < 4; ++e) scores.at[0][j][e] = score.value(scores.at[0][j][e], 0, 0);
       }
     }
-    if (walk.masked()) {
+    if (masked) {
       const Band band = walk.own_band();
       const int first_key = walk.first_key() - walk.n * config.block_n;
       if (walk.left_edge()) {
@@ -350,6 +370,9 @@ struct ForwardConsumer {
       accumulate_rows<true, 0, value_steps>(state.tile_sums, state.p, values);
     } else if constexpr (float8) {
       accumulate_rows<false, 0, value_steps>(state.sums, state.p, values);
+    } else if constexpr (config.shared_probabilities) {
+      accumulate_rows<config.dtype, value_steps>(state.sums, pipeline.probabilities(),
+                                                 group * Shape::warpgroup_rows, values);
     } else {
       accumulate_rows<config.dtype, 0, value_steps>(state.sums, state.p, values);
     }
@@ -384,7 +407,7 @@ struct ForwardConsumer {
   }
 
   __device__ void write(const TileIndex& tile, const Softmax& softmax, const Sums& sums) const {
-    write_forward_wgmma<config>(params.common, tile, warp_row, softmax, sums,
+    write_forward_wgmma<config>(params, tile, warp_row, softmax, sums,
                                 pipeline.stage(warp_row));
   }
 };

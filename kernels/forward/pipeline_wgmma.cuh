@@ -16,6 +16,7 @@ struct WgmmaForwardShape {
   using KeyTile = PanelTile<config.block_n, config.head_dim, itemsize>;
   using LandedTile = PanelTile<config.block_n, config.head_dim_v, itemsize>;  // values as they come
   using TransposedTile = PanelTile<config.head_dim_v, config.block_n, itemsize>;
+  using ProbabilityTile = PanelTile<config.block_m, config.block_n>;
   using ValueTile = typename Either<transposes, TransposedTile, LandedTile>::Type;
 
   // Each consumer warpgroup has 64 rows, each of its warps 16.
@@ -31,11 +32,14 @@ struct WgmmaForwardShape {
   static constexpr int key_offset = query_offset + config.query_tiles * QueryTile::bytes;
   static constexpr int value_offset = key_offset + config.stages * KeyTile::bytes;
   static constexpr int landed_offset = value_offset + config.stages * ValueTile::bytes;
-  static constexpr int stage_offset =
+  static constexpr int probability_offset =
       landed_offset + transposes * config.stages * LandedTile::bytes;
-  using Stage = RowStage<config.staged>;  // of a warp's rows of out
+  static constexpr int stage_offset =
+      probability_offset + config.shared_probabilities * ProbabilityTile::bytes;
+  // Of a warp's rows of out; where P is in shared memory, in its place.
+  using Stage = RowStage<config.staged, config.block_m>;
   static constexpr int bytes =
-      stage_offset + (config.staged > 0) * (config.block_m / Stage::rows) * Stage::bytes;
+      stage_offset + (config.staged > 0 && !config.shared_probabilities) * Stage::Tile::bytes;
 };
 
 /// A tile's `full` phase ends when copies have brought it, its `empty` phase when all consumer
@@ -66,9 +70,16 @@ struct ForwardPipeline {
     return {shared + offset + at.stage * Shape::LandedTile::bytes};
   }
 
+  /// P, rounded, of all consumers.
+  __device__ typename Shape::ProbabilityTile probabilities() const {
+    return {shared + Shape::probability_offset};
+  }
+
   /// Of the warp whose rows of a query tile start at `warp_row`.
   __device__ typename Shape::Stage stage(int warp_row) const {
-    return {shared + Shape::stage_offset + warp_row / Shape::Stage::rows * Shape::Stage::bytes};
+    constexpr int offset =
+        config.shared_probabilities ? Shape::probability_offset : Shape::stage_offset;
+    return {shared + offset + warp_row * Shape::Stage::Tile::Panel::pitch};
   }
 
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }

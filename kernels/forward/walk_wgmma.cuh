@@ -13,8 +13,7 @@ template <WgmmaForwardConfig config>
 struct ForwardWalk {
   const WgmmaForwardParams& params;
   Range rows;      // of query tiles, whose keys matter
-  int place;       // in the order
-  int ahead;       // the next query tile of this block
+  int place;       // of the next query tile; -1: there is none
   TileIndex tile;  // the query tile
   Band band;       // of its sequence
   Range unmasked;  // keys that all of `rows` see
@@ -24,7 +23,7 @@ struct ForwardWalk {
   int n;          // the key tile
 
   __device__ ForwardWalk(const WgmmaForwardParams& params, Range rows)
-      : params(params), rows(rows), place(blockIdx.x), ahead(number(place)) {}
+      : params(params), rows(rows), place(blockIdx.x) {}
 
   __device__ bool first() const { return n == own.end - 1; }
   /// Key tiles of the query tile that come before those of `rows`, and after them.
@@ -71,15 +70,13 @@ struct ForwardWalk {
 
   __device__ bool next_query_tile() {
     const Attention& attention = params.common.attention;
-    const int tiles = ceil_div(attention.seqlen_q, config.block_m);
-    const int index = ahead;
-    if (index < 0) return false;
-    place += gridDim.x;
-    ahead = number(place);
-    const int pair = index / tiles;
-    tile = {{pair / attention.num_heads, 0, 0, attention.seqlen_q, attention.seqlen_k},
-            pair % attention.num_heads,
-            index % tiles * config.block_m};
+    if (place < 0) return false;
+    const QueryTilePlace found = params.places[place];
+    if (found.first_row < 0) return false;
+    place = found.next;
+    tile = {{found.batch, 0, 0, attention.seqlen_q, attention.seqlen_k},
+            found.head,
+            found.first_row};
     band = visible_band<config.window>(attention, tile.sequence);
     const Range given = {tile.first_row + rows.begin, tile.first_row + rows.end};
     unmasked = band.seen_by_all(given);
@@ -100,13 +97,6 @@ struct ForwardWalk {
  private:
   __device__ Range seen_by_tile() const {
     return band.seen_by_any({tile.first_row, tile.first_row + config.block_m});
-  }
-  /// The query tile at a place in the order; -1: none.
-  __device__ int number(int at) const {
-    if constexpr (config.window) return params.order[at];
-    const Attention& attention = params.common.attention;
-    const int tiles = ceil_div(attention.seqlen_q, config.block_m);
-    return at < tiles * attention.num_heads * attention.batch ? at : -1;
   }
 };
 

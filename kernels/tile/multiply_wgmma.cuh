@@ -88,6 +88,20 @@ __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,
   }
 }
 
+/// The same with `left` rows first_row ... of a tile.
+template <DataType dtype, int steps, int n_tiles, class Left, class Tile>
+__device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums, const Left& left,
+                                       int first_row, const Tile& right) {
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
+  const uint64 a = left.operand(first_row), b = right.operand();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    SharedProduct<dtype, n_tiles * 8>::template multiply<false, true>(
+        sum, advance_operand(a, Left::column_bytes(step)),
+        advance_operand(b, Tile::row_bytes(step)), true);
+  }
+}
+
 /// The same for bytes, with `right` transposed: over its columns 32 * first ... 32 * end - 1. With
 /// `fresh` the sums start from 0.
 template <bool fresh, int first, int end, int n_tiles, int left_tiles, class Tile>

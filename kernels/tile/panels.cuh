@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/ldmatrix.cuh"
+#include "arch/opaque.cuh"
 #include "arch/stmatrix.cuh"
 #include "arch/tma.cuh"
 #include "arch/wgmma.cuh"
@@ -39,6 +40,13 @@ struct PanelTile {
       copy_box(panel(p).address, map, p * panel_cols, row, head, batch, arrived);
     }
   }
+  /// By one thread: writes columns `col` ... of an array from the tile's first rows, those of a box.
+  __device__ void store(const TensorMap& map, int col, int row, int head, int batch) const {
+#pragma unroll
+    for (int p = 0; p < panels; ++p) {
+      store_box(map, panel(p).address, col + p * panel_cols, row, head, batch);
+    }
+  }
   /// Operand of products: rows from `row` on, a multiple of 8.
   __device__ uint64 operand(int row = 0) const {
     return describe_operand(address + row * Panel::pitch, Panel::bytes);
@@ -63,7 +71,19 @@ struct PanelTile {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
   }
-  /// The opposite.
+  /// All of these, one after the other, for the opposite: of all addresses one is kept in a register.
+  struct RowWriter {
+    unsigned start;
+
+    __device__ void write(const unsigned (&fragment)[4], int step) const {
+      store_matrices((start ^ (step % 4 << 5)) + step / 4 * Panel::bytes, fragment);
+    }
+  };
+  __device__ RowWriter row_writer(int row) const {
+    const int lane = threadIdx.x & 31;
+    return {opaque(panel(0).chunk(row + (lane & 15), lane >> 4))};
+  }
+  /// One of them.
   __device__ void write(const unsigned (&fragment)[4], int row, int step) const {
     const int lane = threadIdx.x & 31;
     store_matrices(panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)), fragment);

@@ -4,31 +4,28 @@
 
 #include "arch/bulk.cuh"
 #include "arch/pack.cuh"
-#include "arch/stmatrix.cuh"
 #include "tile/fragment_mma.cuh"
-#include "tile/load.cuh"
+#include "tile/panels.cuh"
 
 namespace cupyflash {
 
-/// A warp's place for `cols` 16-bit elements of 16 rows.
-template <int cols>
+/// A warp's place for `cols` 16-bit elements of 16 rows: a part of a tile of `tile_rows`.
+template <int cols, int tile_rows = 16>
 struct RowStage {
   static constexpr int rows = 16;
-  static constexpr int pitch = 2 * cols + 16;  // neighbouring rows lie in other banks
-  static constexpr int bytes = rows * pitch;
+  using Tile = PanelTile<tile_rows, cols>;
 
-  unsigned address;  // a multiple of 16
+  unsigned address;  // of its rows in the tile, a multiple of 1024
 
-  /// As write_rows, `cols` columns at a time; rows of `target` are multiples of 16 bytes.
+  /// Rounds a warp's 16 rows, row r times factor[r], and writes them to rows `row` ... of a head,
+  /// `cols` columns at a time. What the map's array does not have is left out.
   template <DataType dtype, int n_tiles>
-  __device__ void write(const GlobalRows<Element<dtype>>& target, int first_row, int limit,
+  __device__ void write(const TensorMap& map, int row, int head, int batch,
                         const MmaFragment<1, n_tiles>& fragment, const float (&factor)[2]) const {
     constexpr int tiles = cols / 8;
-    static_assert(n_tiles % tiles == 0);
-    const int lane = MmaLane::lane();
-    const unsigned mine = address + (lane & 15) * pitch + (lane >> 4) * 16;
-    const int row = first_row + lane;
-    const bool exists = lane < rows && row < limit;
+    static_assert(n_tiles % tiles == 0 && (n_tiles == tiles || cols % Tile::panel_cols == 0));
+    const Tile tile = {address};
+    const auto staged = tile.row_writer(0);
 #pragma unroll
     for (int first = 0; first < n_tiles; first += tiles) {
       finish();
@@ -40,14 +37,11 @@ struct RowStage {
           const float* pair = &fragment.at[0][first + j + i / 2][i % 2 * 2];
           words[i] = pack_pair<dtype>(pair[0] * factor[i % 2], pair[1] * factor[i % 2]);
         }
-        store_matrices(mine + j * 16, words);
+        staged.write(words, j / 2);
       }
       publish_shared();
       __syncwarp();
-      const int count = minimum(cols, target.dim - first * 8);
-      if (exists && count > 0) {
-        store_bulk(target.row(row) + first * 8, address + lane * pitch, 2 * count);
-      }
+      if (MmaLane::lane() == 0) tile.store(map, first * 8, row, head, batch);
     }
   }
   /// By whole warps: what was written before is no longer needed here.

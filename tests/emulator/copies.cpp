@@ -19,11 +19,17 @@ struct Copy {
   bool inside;
 };
 
-struct BulkStore {
-  unsigned char* global;
+struct BoxCopy {
   unsigned shared;
+  TensorDescription map = {};
+  int at[most_axes] = {};
+};
+
+/// To where `box` lies in an array, or, where its map has no axes, additions to `sums`.
+struct BulkStore {
+  BoxCopy box;
+  float* sums;
   int bytes;
-  bool add;
   std::vector<unsigned char> data;  // what was in shared memory, once it was read
 };
 
@@ -35,13 +41,8 @@ struct Copies {
   std::deque<std::vector<BulkStore>> store_groups;
 };
 
-struct BoxCopy {
-  unsigned shared;
-  TensorDescription map = {};
-  int at[most_axes] = {};
-};
-
 constexpr unsigned chunk_bytes = 16;  // that swizzles permute
+constexpr unsigned box_alignment = 128;
 
 std::vector<Copies> copies;
 std::map<unsigned, std::vector<BoxCopy>> boxes;  // by mbarrier
@@ -79,24 +80,37 @@ unsigned swizzled(unsigned address, unsigned swizzle_bytes) {
   return chunks == 0 ? address : address ^ (address >> 7 & (chunks - 1)) << 4;
 }
 
-/// Reads a row of a box, zeros outside the array.
-void read_row(std::vector<unsigned char>& row, const BoxCopy& copy, unsigned number) {
+/// The part of a row of a box that its array has: where it begins in the array and, in bytes, in the
+/// row, and how long it is.
+struct RowPart {
+  unsigned char* array;
+  long long offset;
+  long long bytes;
+};
+
+RowPart part_of_row(const BoxCopy& copy, unsigned number) {
   const TensorDescription& map = copy.map;
-  std::fill(row.begin(), row.end(), 0);
-  const unsigned char* source = reinterpret_cast<const unsigned char*>(map.address);
+  unsigned char* array = reinterpret_cast<unsigned char*>(map.address);
   for (int axis = 1; axis < map.rank; ++axis) {
     const long long index = copy.at[axis] + long(number % map.box[axis]);
     number /= map.box[axis];
     if (index < 0 || index >= map.lengths[axis]) {
-      return;
+      return {nullptr, 0, 0};
     }
-    source += index * int64_t(map.strides[axis - 1]);
+    array += index * int64_t(map.strides[axis - 1]);
   }
   const long long begin = std::max(copy.at[0], 0);
   const long long end = std::min<long long>(copy.at[0] + map.box[0], map.lengths[0]);
-  if (begin < end) {
-    const int size = map.element_bytes;
-    memcpy(row.data() + (begin - copy.at[0]) * size, source + begin * size, (end - begin) * size);
+  const int size = map.element_bytes;
+  return {array + begin * size, (begin - copy.at[0]) * size, std::max(0ll, end - begin) * size};
+}
+
+/// Reads a row of a box, zeros outside the array.
+void read_row(std::vector<unsigned char>& row, const BoxCopy& copy, unsigned number) {
+  std::fill(row.begin(), row.end(), 0);
+  const RowPart part = part_of_row(copy, number);
+  if (part.bytes > 0) {
+    memcpy(row.data() + part.offset, part.array, part.bytes);
   }
 }
 
@@ -129,22 +143,51 @@ void start(const BoxCopy& copy, unsigned alignment, unsigned mbarrier) {
 
 void read_source(BulkStore& store) {
   if (store.data.empty()) {
-    const unsigned char* source = shared_range(store.shared, store.bytes, chunk_bytes);
-    check_asynchronous_read(store.shared, store.bytes);
+    const unsigned char* source = shared_range(store.box.shared, store.bytes, chunk_bytes);
+    check_asynchronous_read(store.box.shared, store.bytes);
     store.data.assign(source, source + store.bytes);
   }
 }
 
+void write_box(const BulkStore& store) {
+  const BoxCopy& box = store.box;
+  std::vector<unsigned char> row(row_bytes(box.map));
+  for (unsigned number = 0; number < rows(box.map); ++number) {
+    for (unsigned byte = 0; byte < row.size(); byte += chunk_bytes) {
+      const unsigned address = box.shared + number * unsigned(row.size()) + byte;
+      memcpy(&row[byte], &store.data[swizzled(address, box.map.swizzle_bytes) - box.shared],
+             chunk_bytes);
+    }
+    const RowPart part = part_of_row(box, number);
+    if (part.bytes > 0) {
+      memcpy(part.array, row.data() + part.offset, part.bytes);
+    }
+  }
+}
+
 void write_target(const BulkStore& store) {
-  if (!store.add) {
-    memcpy(store.global, store.data.data(), store.bytes);
+  if (store.box.map.rank > 0) {
+    write_box(store);
     return;
   }
-  float* target = reinterpret_cast<float*>(store.global);
   const float* values = reinterpret_cast<const float*>(store.data.data());
   for (int i = 0; i < store.bytes / int(sizeof(float)); ++i) {
-    target[i] += values[i];
+    store.sums[i] += values[i];
   }
+}
+
+/// Checks what is asked for, and returns it.
+BoxCopy box_of(unsigned shared, const void* map, const int* at, int rank) {
+  BoxCopy copy = {.shared = shared};
+  memcpy(&copy.map, map, sizeof(copy.map));
+  if (copy.map.mark != TensorDescription::marked || copy.map.rank != rank) {
+    fail("a tensor map of other rank, or none, (rank, expected)", copy.map.rank, rank);
+  }
+  std::copy(at, at + rank, copy.at);
+  if (at[0] * copy.map.element_bytes % int(chunk_bytes) != 0) {
+    fail("a box begins between chunks of 16 bytes of its rows, (element)", at[0]);
+  }
+  return copy;
 }
 
 }  // namespace
@@ -169,17 +212,7 @@ void await_copies(int pending_groups) {
 }
 
 void copy_box_later(unsigned shared, const void* map, const int* at, int rank, unsigned mbarrier) {
-  BoxCopy copy = {.shared = shared};
-  memcpy(&copy.map, map, sizeof(copy.map));
-  if (copy.map.mark != TensorDescription::marked || copy.map.rank != rank) {
-    fail("a tensor map of other rank, or none, (rank, expected)", copy.map.rank, rank);
-  }
-  std::copy(at, at + rank, copy.at);
-  if (at[0] * copy.map.element_bytes % int(chunk_bytes) != 0) {
-    fail("a box begins between chunks of 16 bytes of its rows, (element)", at[0]);
-  }
-  constexpr unsigned alignment = 128;
-  start(copy, alignment, mbarrier);
+  start(box_of(shared, map, at, rank), box_alignment, mbarrier);
 }
 
 void copy_bulk_later(unsigned shared, const void* global, int bytes, unsigned mbarrier) {
@@ -203,13 +236,23 @@ void land_boxes(unsigned mbarrier) {
   }
 }
 
-void store_bulk_later(void* global, unsigned shared, int bytes, bool add) {
+void store_box_later(const void* map, unsigned shared, const int* at, int rank) {
+  const BoxCopy box = box_of(shared, map, at, rank);
+  if (box.map.address % chunk_bytes != 0) {
+    fail("a copy to a misaligned array, (address)", box.map.address);
+  }
+  const int bytes = int(rows(box.map) * row_bytes(box.map));
+  shared_range(shared, bytes, box_alignment);
+  mine().open_stores.push_back({box, nullptr, bytes, {}});
+}
+
+void add_bulk_later(float* global, unsigned shared, int bytes) {
   if (reinterpret_cast<uintptr_t>(global) % chunk_bytes != 0 || bytes % chunk_bytes != 0 ||
       bytes <= 0) {
     fail("a misaligned bulk copy, (address, bytes)", reinterpret_cast<intptr_t>(global), bytes);
   }
   shared_range(shared, bytes, chunk_bytes);
-  mine().open_stores.push_back({static_cast<unsigned char*>(global), shared, bytes, add, {}});
+  mine().open_stores.push_back({{.shared = shared}, global, bytes, {}});
 }
 
 void commit_bulk() {
@@ -257,7 +300,7 @@ void end_copies_of_thread() {
   for (const auto& group : mine().store_groups) {
     for (const BulkStore& store : group) {
       if (store.data.empty()) {
-        fail("a thread ended while a bulk copy could still read shared memory at", store.shared);
+        fail("a thread ended while a bulk copy could still read shared memory at", store.box.shared);
       }
       write_target(store);
     }

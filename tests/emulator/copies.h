@@ -32,9 +32,10 @@ void copy_box_later(unsigned shared, const void* map, const int* at, int rank, u
 void copy_bulk_later(unsigned shared, const void* global, int bytes, unsigned mbarrier);
 void land_boxes(unsigned mbarrier);
 
-/// cp.async.bulk from shared memory, and cp.reduce.async.bulk (addition of float32): shared memory
-/// is read when its thread waits for that, global memory written when it waits for all.
-void store_bulk_later(void* global, unsigned shared, int bytes, bool add);
+/// cp.async.bulk.tensor from shared memory, and cp.reduce.async.bulk (addition of float32): shared
+/// memory is read when its thread waits for that, global memory written when it waits for all.
+void store_box_later(const void* map, unsigned shared, const int* at, int rank);
+void add_bulk_later(float* global, unsigned shared, int bytes);
 void commit_bulk();
 void await_bulk_read(int pending_groups);
 void await_bulk(int pending_groups);

@@ -11,11 +11,7 @@ inline void copy_bulk(unsigned shared, const void* global, int bytes, AsyncBarri
 }
 
 inline void add_bulk(float* global, unsigned shared, int bytes) {
-  emulator::store_bulk_later(global, shared, bytes, true);
-  emulator::commit_bulk();
-}
-inline void store_bulk(void* global, unsigned shared, int bytes) {
-  emulator::store_bulk_later(global, shared, bytes, false);
+  emulator::add_bulk_later(global, shared, bytes);
   emulator::commit_bulk();
 }
 inline void await_bulk_reads() { emulator::await_bulk_read(0); }

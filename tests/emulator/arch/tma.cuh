@@ -19,4 +19,11 @@ inline void copy_box(unsigned shared, const TensorMap& map, int col, int row, in
   emulator::copy_box_later(shared, &map, at, 4, arrived.address);
 }
 
+inline void store_box(const TensorMap& map, unsigned shared, int col, int row, int head,
+                      int batch) {
+  const int at[] = {col, row, head, batch};
+  emulator::store_box_later(&map, shared, at, 4);
+  emulator::commit_bulk();
+}
+
 }  // namespace cupyflash
