@@ -17,9 +17,10 @@ __device__ TileIndex key_tile_in_turn(const BackwardParams& common, int place) {
   constexpr int dim = 3 * config.head_dim + config.head_dim_v;
   const Attention& attention = common.attention;
   const int heads = attention.num_heads / attention.group_size;
+  const int pairs = heads * attention.batch;
   const int tiles = ceil_div(attention.seqlen_k, config.block_n);
   const int together = heads_in_cache(attention.seqlen_q, dim * attention.group_size);
-  const int number = grouped_order(place, tiles, heads * attention.batch, maximum(least, together));
+  const int number = grouped_order(place, tiles, pairs, minimum(pairs, maximum(least, together)));
   TileIndex tile = locate_tile<false, true, true, config.block_n>(common, number, heads);
   if (config.descends()) tile.first_row = (tiles - 1) * config.block_n - tile.first_row;
   return tile;

@@ -1,4 +1,4 @@
-"""``deterministic=True``: right, and the same bits in every run, whatever order tiles are added in."""
+"""``deterministic=True``: right, and the same bits in every run."""
 
 from __future__ import annotations
 
