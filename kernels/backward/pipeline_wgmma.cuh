@@ -88,6 +88,8 @@ struct BackwardPipeline {
   __device__ AsyncBarrier sums_empty() const { return barrier(1, 0); }
   /// With `deterministic`: a phase ends when the block's turn at a query tile has come.
   __device__ AsyncBarrier turn() const { return barrier(10, 0); }
+  /// And if dQ is added directly: when the sums of a turn are known to have been added.
+  __device__ AsyncBarrier turn_used() const { return barrier(11, 0); }
   __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(2, at.stage); }
   __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(3, at.stage); }
   __device__ AsyncBarrier grad_out_full(GradOutPosition at) const { return barrier(4, at.stage); }
@@ -102,7 +104,10 @@ struct BackwardPipeline {
     if (threadIdx.x == 0) {
       sums_full().initialise(sum_warps);
       sums_empty().initialise(1);
-      if constexpr (config.deterministic) turn().initialise(1);
+      if constexpr (config.deterministic) {
+        turn().initialise(1);
+        turn_used().initialise(1);
+      }
       key_full().initialise(1);
       key_empty().initialise(consumer_warps);
       value_full().initialise(1);

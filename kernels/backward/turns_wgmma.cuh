@@ -28,9 +28,10 @@ struct BackwardTurns {
   BackwardPipeline<config> pipeline;
 
   /// Tells those who add when the block's turns come. The next one is awaited while one lasts, but
-  /// announced after it: two phases at once would be none to who waits for the first.
+  /// announced when all have noticed its end: two phases at once would be none to who waits for the
+  /// first.
   __device__ void announce() const {
-    const AsyncBarrier used = config.direct ? pipeline.sums_full() : pipeline.sums_empty();
+    const AsyncBarrier used = config.direct ? pipeline.turn_used() : pipeline.sums_empty();
     unsigned round = 0;
     BackwardWalk<config> walk(params, first_place<config>(params));
 #pragma unroll 1
@@ -48,6 +49,7 @@ struct BackwardTurns {
 #pragma unroll 1
     for (; walk.exists(); walk.advance(), round ^= 1) {
       pipeline.sums_full().wait(round);
+      pipeline.turn_used().arrive();
       end_turn(walk.turns(params));
     }
   }
