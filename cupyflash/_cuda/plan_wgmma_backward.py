@@ -26,6 +26,7 @@ from cupyflash._cuda.plan_mma import LARGEST_FAST_SOFTCAP, ROW_LANES, ROW_THREAD
 from cupyflash._cuda.tiles_wgmma_backward import (
     BACKWARD_TILES,
     BANDED_BACKWARD_TILES,
+    DETERMINISTIC_BACKWARD_TILES,
     WgmmaBackwardTile,
     bucket_backward,
 )
@@ -107,7 +108,7 @@ def plan_backward(
         A power of two that divides all addresses and strides of out and grad_out, and of the
         gradients.
     deterministic : bool
-        Blocks add to dq in the order of their keys.
+        dq is the same bits in every run.
     bias_bytes : int
         Of no account: a bias is left to mma.
 
@@ -116,7 +117,7 @@ def plan_backward(
     UnsupportedError
         The tile does not fit: the message names the limit.
     """
-    preferred = tuple(_preferred(problem, device))
+    preferred = tuple(_preferred(problem, device, deterministic))
     tile = _choose(problem, device, (*_given(tiling, preferred), *preferred))
     take_turns = deterministic and not tile.whole_heads
     if take_turns:  # blocks that wait for others must start in the order of their key tiles
@@ -168,14 +169,24 @@ def plan_backward(
     )
 
 
-def _preferred(problem: Problem, device: Device) -> Iterator[WgmmaBackwardTile]:
-    """Yield the table's tiles whose limits the problem keeps."""
-    tables = BANDED_BACKWARD_TILES if problem.is_banded else BACKWARD_TILES
+def _preferred(
+    problem: Problem, device: Device, deterministic: bool
+) -> Iterator[WgmmaBackwardTile]:
+    """Yield the tables' tiles whose limits the problem keeps."""
+    width = bucket_backward(max(problem.head_dim, problem.head_dim_v))
+    tiles = (BANDED_BACKWARD_TILES if problem.is_banded else BACKWARD_TILES)[width]
+    if deterministic:
+        tiles = *DETERMINISTIC_BACKWARD_TILES.get(width, ()), *map(_in_turns, tiles)
     queries = problem.seqlen_q * problem.group_size
-    for tile in tables[bucket_backward(max(problem.head_dim, problem.head_dim_v))]:
+    for tile in tiles:
         few = not tile.most_queries or queries <= tile.most_queries
         if few and (not tile.whole_heads or _heads_fill(problem, device)):
             yield tile
+
+
+def _in_turns(tile: WgmmaBackwardTile) -> WgmmaBackwardTile:
+    """Return the tile of blocks that take turns: consumers do not wait for one, but with roles."""
+    return tile if tile.whole_heads else replace(tile, direct=False)
 
 
 def _heads_fill(problem: Problem, device: Device) -> bool:

@@ -22,6 +22,7 @@ from cupyflash._cuda.warpgroup import (
 __all__ = [
     "BACKWARD_TILES",
     "BANDED_BACKWARD_TILES",
+    "DETERMINISTIC_BACKWARD_TILES",
     "QUERY_WIDTHS",
     "WgmmaBackwardTile",
     "bucket_backward",
@@ -159,4 +160,11 @@ BANDED_BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
     128: _MEDIUM_BANDED,
     192: _WIDE_BANDED,
     256: _WIDE_BANDED,
+}
+# Before those, where dq is to be the same bits in every run: whole heads need no turns, and may be
+# slower than blocks that do not take any.
+DETERMINISTIC_BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
+    64: (replace(_NARROW_HEADS, most_queries=2048),),
+    96: (_MEDIUM_HEADS,),
+    128: (_MEDIUM_HEADS,),
 }

@@ -60,7 +60,7 @@ struct WgmmaBackwardConfig {
   bool window;
   bool softcap;
   bool exact_softcap;
-  bool deterministic;  // blocks add to a query tile in the order of their keys
+  bool deterministic;  // blocks take turns to add to a query tile
 
   static constexpr DataType bias_dtype = DataType::float32;
   static constexpr bool bias = false;
@@ -72,6 +72,8 @@ struct WgmmaBackwardConfig {
   __device__ constexpr int consumers() const { return roles ? 2 : block_n / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }
   __device__ constexpr bool float8_keys() const { return false; }
+  /// Whether turns go from the last keys to the first.
+  __device__ constexpr bool descends() const { return deterministic && window; }
   /// Columns of dq's float32 sums: whole panels of shared memory.
   __device__ constexpr int sum_dim() const { return (head_dim + 63) / 64 * 64; }
   /// As in MmaBackwardConfig: here capped scores are formed.

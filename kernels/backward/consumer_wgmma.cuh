@@ -24,7 +24,6 @@ struct BackwardConsumer {
   using Pipeline = BackwardPipeline<config>;
   using Walk = BackwardWalk<config>;
   static constexpr int n_tiles = Shape::n_tiles;
-  static constexpr int turn_barrier = 1;
 
   const WgmmaBackwardParams& params;
   Pipeline pipeline;
@@ -159,15 +158,14 @@ struct BackwardConsumer {
 
   /// Adds a warp's part of dQ to global memory; with `deterministic` in this key tile's turn.
   template <int sum_tiles>
-  __device__ void add_sums(MmaFragment<1, sum_tiles>& sums, int row, int panel,
-                           const Walk& walk) const {
+  __device__ void add_sums(MmaFragment<1, sum_tiles>& sums, int row, int panel, const Walk& walk,
+                           unsigned count) const {
     if constexpr (config.whole_heads) {
       add_own_sums(sums, row, panel, walk);
     } else {
-      const int64 pair = walk.pair(params);
-      begin_turn(pair, walk);
-      add_to(sums, first_sum(pair, row, panel, walk));
-      end_turn(pair, walk);
+      if constexpr (config.deterministic) pipeline.turn().wait(count & 1);
+      add_to(sums, first_sum(walk.pair(params), row, panel, walk));
+      if constexpr (config.deterministic) release(pipeline.sums_full());
     }
   }
 
@@ -226,23 +224,6 @@ struct BackwardConsumer {
     write_rows<config.dtype, config.store_width>(target, walk.first_query() + row,
                                                  attention.seqlen_q, sums, factor);
   }
-
-  /// By all consumers, whatever they add.
-  __device__ void begin_turn(int64 pair, const Walk& walk) const {
-    if constexpr (config.deterministic) {
-      if (is_first()) await_turn(walk.turns(params, pair), walk.own_turn());
-      await_barrier<128 * config.consumers()>(turn_barrier);
-    }
-  }
-  __device__ void end_turn(int64 pair, const Walk& walk) const {
-    if constexpr (config.deterministic) {
-      await_barrier<128 * config.consumers()>(turn_barrier);
-      if (is_first()) cupyflash::end_turn(walk.turns(params, pair));
-    }
-  }
-
-  /// One thread of all consumers.
-  __device__ static bool is_first() { return threadIdx.x == 128; }
 
   /// dS^T to shared memory, where products see it after a barrier.
   __device__ void share(const Operand& ds, unsigned count) const {

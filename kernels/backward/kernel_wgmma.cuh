@@ -9,6 +9,7 @@
 #include "backward/prepare_wgmma.cuh"
 #include "backward/producer_wgmma.cuh"
 #include "backward/reducer_wgmma.cuh"
+#include "backward/turns_wgmma.cuh"
 #include "tile/register_shares.cuh"
 
 namespace cupyflash {
@@ -40,6 +41,10 @@ __device__ void backward_wgmma(const WgmmaBackwardParams& params) {
     release_registers<Shares::producer>();
     if (threadIdx.x == 0) BackwardProducer<config>{params, pipeline}.run();
     if (!config.direct && threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
+    if constexpr (config.deterministic) {
+      if (config.direct && threadIdx.x == 32) BackwardTurns<config>{params, pipeline}.end();
+      if (threadIdx.x == 64) BackwardTurns<config>{params, pipeline}.announce();
+    }
   } else {
     claim_registers<Shares::consumer>();
     consume<config>(params, pipeline, warp - 4);

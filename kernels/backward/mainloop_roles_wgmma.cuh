@@ -15,11 +15,16 @@
 
 namespace cupyflash {
 
+/// One role arrives at a barrier and the other waits there, by turns, so that neither arrives twice
+/// before the other has come: at `handed`, with P^T, after `shared` of the query tile before; at
+/// `shared`, with dS, after `handed` of this one. Each buffer is written again after the barrier at
+/// which the other role has arrived when it had read it: P^T after `shared`, dS after `handed`.
 template <WgmmaBackwardConfig config>
 struct BackwardRole : BackwardConsumer<config> {
   static constexpr int threads = 256;
-  static constexpr int handed_barrier = 2;  // P^T is there for the other role
-  static constexpr int shared_barrier = 3;  // dS is there
+  static constexpr int handed_barrier = 1;  // P^T is there for the key role
+  static constexpr int shared_barrier = 2;  // dS is there for the value role
+  static constexpr int own_barrier = 3;     // dS is there for the key role, which writes it
   static constexpr int panels = config.sum_dim() / 64;
   static_assert(config.early && config.direct && config.block_m == 64 && config.block_n == 64);
 };
@@ -76,11 +81,9 @@ struct BackwardValueRole : BackwardRole<config> {
       await_products<0>();
       settle(grad_query);
       this->release_last(pipeline.key_empty(), walk);
-      this->add_sums(grad_query, this->warp_row, 0, walk);
+      this->add_sums(grad_query, this->warp_row, 0, walk, count);
     } else {
       this->release_last(pipeline.key_empty(), walk);
-      this->begin_turn(walk.pair(params), walk);
-      this->end_turn(walk.pair(params), walk);
     }
   }
 
@@ -143,8 +146,9 @@ struct BackwardKeyRole : BackwardRole<config> {
       Base::differentiate(ds, j, p, slopes.at[0][j], this->delta_of(count, j));
     }
     this->share(ds, count);
+    arrive_at_barrier<Base::threads>(Base::shared_barrier);
     this->start_sums(grad_key, ds, pipeline.query(query_at));
-    await_barrier<Base::threads>(Base::shared_barrier);
+    await_barrier<Base::threads / 2>(Base::own_barrier);
 
     MmaFragment<1, panels * 8> grad_query;
     this->start_query_sums(grad_query, pipeline.score(count), 0, first_panel);
@@ -154,7 +158,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     await_products<0>();
     settle(grad_query);
     this->release_last(pipeline.key_empty(), walk);
-    this->add_sums(grad_query, this->warp_row, first_panel, walk);
+    this->add_sums(grad_query, this->warp_row, first_panel, walk, count);
   }
 };
 

@@ -27,7 +27,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
   using Walk = typename Base::Walk;
   using Base::params, Base::pipeline, Base::warp_row, Base::n_tiles;
   static constexpr bool early = config.early;
-  static constexpr int shared_barrier = 2;
+  static constexpr int shared_barrier = 1;
   static_assert(early || !config.softcap, "P^T is gone when it is rounded late");
 
   // A warpgroup has 64 queries of dQ and all columns or, where there are more warpgroups than that,
@@ -130,7 +130,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     settle(grad_query);
     this->release_last(pipeline.key_empty(), walk);
     if constexpr (config.direct) {
-      this->add_sums(grad_query, sum_row(), col_part() * sum_panels, walk);
+      this->add_sums(grad_query, sum_row(), col_part() * sum_panels, walk, state.count);
     } else {
       stage(grad_query, state.count);
     }

@@ -52,6 +52,8 @@ struct BackwardPipeline {
   using GradOutPosition = RingPosition<config.grad_out_stages>;
   static constexpr int consumer_warps = 4 * config.consumers();
   static constexpr int value_warps = config.roles ? 4 : consumer_warps;  // that read V
+  // That add to dQ: of the roles one alone where its columns are a single panel.
+  static constexpr int sum_warps = config.roles && config.sum_dim() == 64 ? 4 : consumer_warps;
 
   unsigned shared;  // address of the block's shared memory
 
@@ -81,8 +83,13 @@ struct BackwardPipeline {
   __device__ unsigned sums() const { return shared + Shape::sums_offset; }
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
 
+  /// dQ is there; or, if it is added directly in turns, has been added.
   __device__ AsyncBarrier sums_full() const { return barrier(0, 0); }
   __device__ AsyncBarrier sums_empty() const { return barrier(1, 0); }
+  /// With `deterministic`: a phase ends when the block's turn at a query tile has come.
+  __device__ AsyncBarrier turn() const { return barrier(10, 0); }
+  /// And if dQ is added directly: when the sums of a turn are known to have been added.
+  __device__ AsyncBarrier turn_used() const { return barrier(11, 0); }
   __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(2, at.stage); }
   __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(3, at.stage); }
   __device__ AsyncBarrier grad_out_full(GradOutPosition at) const { return barrier(4, at.stage); }
@@ -95,8 +102,12 @@ struct BackwardPipeline {
   /// By all threads of the block.
   __device__ void initialise() const {
     if (threadIdx.x == 0) {
-      sums_full().initialise(consumer_warps);
+      sums_full().initialise(sum_warps);
       sums_empty().initialise(1);
+      if constexpr (config.deterministic) {
+        turn().initialise(1);
+        turn_used().initialise(1);
+      }
       key_full().initialise(1);
       key_empty().initialise(consumer_warps);
       value_full().initialise(1);

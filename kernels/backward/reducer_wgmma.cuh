@@ -16,6 +16,7 @@ struct BackwardReducer {
   BackwardPipeline<config> pipeline;
 
   __device__ void run() const {
+    if constexpr (config.deterministic) return run_in_turns();
     unsigned round = 0;
     int place = first_place<config>(params);
     for (; place >= 0; place = next_place<config>(params, place)) {
@@ -27,19 +28,26 @@ struct BackwardReducer {
   }
 
  private:
+  /// Ends each turn when the sums have arrived; consumers do not wait for that. Unrolled, it would
+  /// need more registers than there are.
+  __device__ void run_in_turns() const {
+    unsigned round = 0;
+    BackwardWalk<config> walk(params, first_place<config>(params));
+#pragma unroll 1
+    for (; walk.exists(); walk.advance(), round ^= 1) {
+      add(walk, round);
+      await_bulk_additions();
+      end_turn(walk.turns(params));
+    }
+  }
+
   __device__ void add(const BackwardWalk<config>& walk, unsigned round) const {
     const int64 pair = walk.pair(params);
-    int* const turns = walk.turns(params, pair);
     pipeline.sums_full().wait(round);
-    if constexpr (config.deterministic) await_turn(turns, walk.own_turn());
+    if constexpr (config.deterministic) pipeline.turn().wait(round);
     add_bulk(params.sums_of(pair, walk.first_query(), config.sum_dim()), pipeline.sums(),
              Shape::sums_bytes);
-    if constexpr (config.deterministic) {
-      await_bulk_additions();
-      end_turn(turns);
-    } else {
-      await_bulk_reads();
-    }
+    await_bulk_reads();
     pipeline.sums_empty().arrive();
   }
 };

@@ -9,6 +9,23 @@
 
 namespace cupyflash {
 
+/// The key tile that has the place, in the order of turns (turns_wgmma.cuh): of each of some heads
+/// one, then of each the next one; with a band from the last to the first.
+template <WgmmaBackwardConfig config>
+__device__ TileIndex key_tile_in_turn(const BackwardParams& common, int place) {
+  constexpr int least = 8;  // heads at a time: blocks of a head use its queries together anyway
+  constexpr int dim = 3 * config.head_dim + config.head_dim_v;
+  const Attention& attention = common.attention;
+  const int heads = attention.num_heads / attention.group_size;
+  const int pairs = heads * attention.batch;
+  const int tiles = ceil_div(attention.seqlen_k, config.block_n);
+  const int together = heads_in_cache(attention.seqlen_q, dim * attention.group_size);
+  const int number = grouped_order(place, tiles, pairs, minimum(pairs, maximum(least, together)));
+  TileIndex tile = locate_tile<false, true, true, config.block_n>(common, number, heads);
+  if (config.descends()) tile.first_row = (tiles - 1) * config.block_n - tile.first_row;
+  return tile;
+}
+
 /// The key tile at a place in the order of all. It is found again, instead of being kept.
 template <WgmmaBackwardConfig config>
 __device__ TileIndex key_tile_at(const WgmmaBackwardParams& params, int place) {
@@ -18,6 +35,8 @@ __device__ TileIndex key_tile_at(const WgmmaBackwardParams& params, int place) {
     const int heads = common.attention.num_heads / common.attention.group_size;
     const int number = config.whole_heads ? place : params.order[place];
     return locate_tile<false, false, true, config.block_n>(common, number, heads);
+  } else if constexpr (config.deterministic) {
+    return key_tile_in_turn<config>(common, place);
   } else {
     return locate_key_tile<config>(common, place);
   }
@@ -85,12 +104,14 @@ struct BackwardWalk {
   }
 
   /// Counter of the key tiles that have added to this query tile's dQ.
-  __device__ int* turns(const WgmmaBackwardParams& params, int64 pair) const {
-    return params.turns + pair * params.tiles + m;
+  __device__ int* turns(const WgmmaBackwardParams& params) const {
+    return params.turns + pair(params) * params.tiles + m;
   }
-  /// Key tiles before this one that see the query tile. Blocks start in the order of their key
-  /// tiles, so the one waited for is running or done; of those that stay, some may start late.
-  __device__ int own_turn() const { return number() - seen_tiles().begin; }
+  /// Key tiles that add before this one, of those that the query tile sees.
+  __device__ int own_turn() const {
+    const Range seen = seen_tiles();
+    return config.descends() ? seen.end - 1 - number() : number() - seen.begin;
+  }
 
   /// The key tile's number in its sequence, and those that the query tile sees.
   __device__ int number() const { return tile.first_row / config.block_n; }

@@ -70,6 +70,14 @@ def test_blocks_that_stay_in_other_ways(
     check(plan)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", BACKWARD_TILES)
+def test_blocks_that_take_turns(head_dim: int, causal: bool) -> None:
+    plan = plan_backward(problem_of(head_dim, head_dim, causal), HOPPER, deterministic=True)
+    assert plan.config.deterministic
+    check(plan)
+
+
 @pytest.mark.parametrize("head_dim", BACKWARD_TILES)
 def test_every_feature(head_dim: int) -> None:
     """Loads and stores element by element, scores that are more than products, turns."""

@@ -33,6 +33,7 @@ CHOSEN = (
     r"tiles_that_fetch_ahead\[wgmma-",
     r"grouped_heads_are_repeated_heads\[.*float16\]",
     r"every_shape_of_a_block\[mma-\((1, \(8, 1\)|5, )",
+    r"deterministic_gradients\[wgmma-(full|window|wide, window|wide values)\]",
     r"changes_of_scores\[mma-(window|alibi by entry)-",
     r"every_shape_of_a_block_of_float8\[mma-\((1, \(4, 1\)|5, )",
     r"every_number_is_rounded_to_the_nearest\[mma-7.0-",

@@ -147,6 +147,28 @@ def test_blocks_that_take_turns_do_not_stay() -> None:
     assert plan.main.blocks > HOPPER.multiprocessors
 
 
+@pytest.mark.parametrize("band", [{}, CAUSAL])
+def test_consumers_do_not_wait_for_turns_unless_they_have_roles(band: dict[str, int]) -> None:
+    for d, direct in ((64, False), (96, False), (128, False), (192, True), (256, True)):
+        problem = problem_of(d, d, seqlen_q=9000, **band)
+        config = plan_backward(problem, HOPPER, deterministic=True).config
+        assert config.deterministic and config.direct == direct and config.roles == direct
+    tile = replace(MEDIUM, direct=True)  # what is asked for is done
+    assert plan_backward(problem_of(128, 128), HOPPER, tile, deterministic=True).config.direct
+
+
+@pytest.mark.parametrize(("d", "most_queries"), [(64, 2048), (96, 512), (128, 512)])
+@pytest.mark.parametrize("band", [{}, CAUSAL])
+def test_whole_heads_are_preferred_to_turns(
+    d: int, most_queries: int, band: dict[str, int]
+) -> None:
+    heads = {"batch": 32, "num_heads": 32, "num_heads_kv": 32}
+    for seqlen_q in (most_queries, most_queries + 1):
+        problem = problem_of(d, d, seqlen_q=seqlen_q, **heads, **band)
+        config = plan_backward(problem, HOPPER, deterministic=True).config
+        assert config.whole_heads == (seqlen_q == most_queries)
+
+
 def test_blocks_that_take_whole_heads() -> None:
     """One a key-value head, which writes dq itself and keeps the sums of its own heads only."""
     tile = WgmmaBackwardTile(128, 128, 2, 1, False, False, True, True, True)
