@@ -79,9 +79,7 @@ class WgmmaForwardConfig:
     staged: int
     query_in_registers: bool
     shared_probabilities: bool
-    early_turn: bool
     joined: bool
-    early_mask: bool
     sums_by_tile: bool
     turns: bool
     eager: bool

@@ -26,6 +26,7 @@ from cupyflash._cuda.forward_wgmma import wgmma_arguments
 from cupyflash._cuda.kernel import VECTOR_BYTES
 from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
+from cupyflash._cuda.operand_maps import is_mappable
 from cupyflash._cuda.params import (
     FORWARD_DESCALES,
     FORWARD_PARAMS,
@@ -172,6 +173,8 @@ def _prepare(
     device = describe(device_id)
     loads, stores = layout.vector_bytes
     if engine == "wgmma":
+        if not is_mappable(layout.out, (problem.batch, problem.seqlen_q, problem.num_heads)):
+            stores = min(stores, VECTOR_BYTES // 2)  # the copy engine cannot write such an array
         loads = VECTOR_BYTES  # as `unreadable` has seen; strides of axes of length 1 are not taken
         if problem.is_empty:  # of such arrays there is no description: others write zeros
             PLANNERS[engine].plan_forward(problem, device, tiling)

@@ -13,7 +13,7 @@ from cupyflash._cuda.arguments import Strides
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.params import ITEMSIZE
 
-__all__ = ["MappedOperand", "write_maps"]
+__all__ = ["MappedOperand", "is_mappable", "write_maps"]
 
 _PANEL_BYTES = 128  # of a row of a box
 
@@ -35,9 +35,16 @@ class MappedOperand(NamedTuple):
     box_rows: int  # that one instruction copies
 
 
-def write_maps(
-    params: npt.NDArray[np.void], operands: Iterable[MappedOperand]
-) -> list[Moved]:
+def is_mappable(strides: Strides, lengths: tuple[int, int, int]) -> bool:
+    """Return whether a map can describe an array whose strides are multiples of 16 bytes.
+
+    `lengths` are those of batch, rows and heads.
+    """
+    pairs = zip(strides, lengths, strict=False)
+    return all(length == 1 or 0 < stride <= tensor_map.MAX_STRIDE for stride, length in pairs)
+
+
+def write_maps(params: npt.NDArray[np.void], operands: Iterable[MappedOperand]) -> list[Moved]:
     """Write each operand's description to the field ``<name>_map``, but for its address.
 
     Returns

@@ -54,7 +54,7 @@ SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float8_e4m3fn"})
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "sinks"})
 LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
 
-_MOST_ROWS = 1.02  # times the fewest: beyond, a tile with less waste is faster
+_MOST_ROWS = 1.04  # times the fewest: beyond, a tile with less waste is faster
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ def plan_forward(
     table = _table(problem)
     tile = _choose(problem, table) if tiling is None else _given(tiling, table, problem)
     store_width = access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v)
+    if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES:
+        tile = replace(tile, staged=0)  # the copy engine would not write such rows
     head_dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
     shared_memory = tile.shared_memory(*head_dims)
     complaint = tile.complaint(*head_dims)
@@ -148,9 +150,7 @@ def plan_forward(
         staged=tile.staged_columns(head_dims[1]),
         query_in_registers=tile.query_in_registers,
         shared_probabilities=tile.shared_probabilities,
-        early_turn=tile.early_turn,
         joined=tile.joined,
-        early_mask=tile.early_mask,
         sums_by_tile=tile.sums_by_tile,
         turns=tile.turns,
         eager=tile.eager and raw_scores and not problem.is_float8,
@@ -244,7 +244,8 @@ def _for_length(table: tuple[WgmmaTile, ...], problem: Problem) -> tuple[WgmmaTi
 
 def _choose(problem: Problem, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """Return the first tile that computes few more rows than exist, or the one with the fewest."""
-    table = _for_length(table, problem)
+    dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
+    table = tuple(t for t in _for_length(table, problem) if t.complaint(*dims) is None) or table
     rows = {tile: -(-problem.seqlen_q // tile.block_m) * tile.block_m for tile in table}
     most = _MOST_ROWS * min(rows.values())
     return next(tile for tile in table if rows[tile] <= most)

@@ -21,8 +21,9 @@ __all__ = [
 ]
 
 _CACHE_ELEMENTS = 8 << 20  # 16-bit elements that fill about half of an L2 cache
+_MOST_ELEMENTS = 2 * _CACHE_ELEMENTS  # where each is read as long as few others are
 _START = 1  # of a tile, in tiles that pass by it
-_BALANCED = 1024  # tiles that are shared out one by one, half a microsecond each
+_BALANCED = 2048  # tiles that are shared out one by one, half a microsecond each
 
 
 def seen_keys(problem: Problem) -> tuple[int, int]:
@@ -91,15 +92,18 @@ def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt
     """
     lengths = key_tiles(problem, block_m, block_n)
     keys = problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
-    heads = max(1, _CACHE_ELEMENTS // keys) * problem.group_size
+    most = max(1, _MOST_ELEMENTS // keys)
+    pairs = problem.batch * problem.num_heads_kv
+    groups = -(-pairs // most)  # of equal size: a small one at the end would leave blocks idle
+    heads = -(-pairs // groups) * problem.group_size
     return _dealt(lengths, problem.batch * problem.num_heads, heads, blocks)
 
 
 def tile_places(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt.NDArray[np.int32]:
-    """Return `tile_order` as kernels read it: rows (first_row, head, batch, next row of this table).
+    """Return `tile_order` as kernels read it: (first_row, head, batch, next place) for each place.
 
-    A thread block starts at the row of its number; what it takes after that lies in a row. -1 stands
-    for no tile, and for no next one.
+    A thread block starts at the place of its number; what it takes after that lies side by side. -1
+    stands for no tile, and for no next one.
     """
     order = tile_order(problem, block_m, block_n, blocks)
     tiles = -(-problem.seqlen_q // block_m)

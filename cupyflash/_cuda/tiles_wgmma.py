@@ -31,13 +31,14 @@ __all__ = [
 ]
 
 # Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
-_MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 96}
+_MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
-KEY_WIDTHS = (64, 80, 112, 128, 192)
+KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _FLOAT8_KEY_WIDTHS = (96, 128)
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
+_VALUE_WIDTHS_WITH_SHARED_PROBABILITIES = (64, 128)
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class WgmmaTile:
     """Queries, keys, tiles in flight; whether Q stays in registers.
 
     `query_tiles` are in shared memory. With `turns` warpgroups issue products one after the other,
-    else as they come. `eager`: exponentials do not wait for the maxima. `staged`: columns of out
-    that pass shared memory at a time, for the copy engine to write; 0: lanes write for themselves.
+    else as they come; `joined`: those of two query tiles overlap. `eager`: exponentials do not wait
+    for the maxima. `shared_probabilities`: P is in shared memory too. `staged`: columns of out that
+    pass shared memory at a time, for the copy engine to write; 0: lanes write for themselves.
     `least_keys`: of a sequence, for the tile to be preferred to those after it in a table.
     `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
     apart and added in float32, as the tensor cores keep only some 14 bits of them.
@@ -64,9 +66,7 @@ class WgmmaTile:
     itemsize: int = 2
     sums_by_tile: bool = False
     shared_probabilities: bool = False
-    early_turn: bool = False
     joined: bool = True
-    early_mask: bool = False
 
     @property
     def consumers(self) -> int:
@@ -114,6 +114,11 @@ class WgmmaTile:
             return f"block_n must be one of {', '.join(map(str, widths))}"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
+        if self.shared_probabilities:
+            if self.query_in_registers or self.itemsize == 1:
+                return "P is in shared memory only beside Q, and only in 16 bits"
+            if head_dim_v not in _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES:
+                return "with P in shared memory head_dim_v must be up to 64, or 97 to 128"
         registers = self.block_n // 2
         if not self.shared_probabilities:
             registers += self.block_n * self.itemsize // 8
@@ -149,14 +154,19 @@ _96 = (
     WgmmaTile(192, 80, 2, False, staged=96, least_keys=4096),
     *(replace(tile, staged=96) for tile in _MEDIUM),
 )
+# Three warpgroups keep the tensor cores busiest. They fit if P is in shared memory, and no state of
+# two query tiles, or of exponentials ahead of the maxima, is kept.
+_MEDIUM_LONG = WgmmaTile(
+    192, 128, 2, False, staged=128, shared_probabilities=True, joined=False, least_keys=2048
+)
 # The output takes 128 registers of a thread, and Q 64 KB of shared memory.
-_WIDEST = (WgmmaTile(128, 64, 2, False),)
+_WIDEST = (WgmmaTile(128, 64, 2, False, staged=128),)
 # Larger padded head dim -> tiles by preference: `plan_wgmma` takes the first that wastes few rows.
 FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     32: _NARROW,
     64: _NARROW,
     96: _96,
-    128: _MEDIUM,
+    128: (_MEDIUM_LONG, *_MEDIUM),
     # 218 KiB of shared memory.
     160: (WgmmaTile(128, 112, 2, False),),
     192: (WgmmaTile(128, 112, 2, False),),
@@ -164,9 +174,10 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     256: _WIDEST,
 }
 # Causal or with a window, where that is faster: warpgroups have different numbers of key tiles, and
-# none waits for the others.
+# none waits for the others; fewer key tiles go by before the next query tile.
 _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), _NARROW_LAST)
-BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS}
+_MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=8192), *_MEDIUM)
+BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
 
 _FLOAT8_NARROW = (
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),

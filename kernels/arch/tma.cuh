@@ -27,8 +27,8 @@ __device__ inline void copy_box(unsigned shared, const TensorMap& map, int col, 
       : "memory");
 }
 
-/// Starts to copy a box from `shared`, but for what lies outside the array, and ends a group of such
-/// copies: see bulk.cuh for how to wait for it.
+/// Starts to copy a box from `shared`, but for what lies outside the array, and ends a group of
+/// such copies: see bulk.cuh for how to wait for it.
 __device__ inline void store_box(const TensorMap& map, unsigned shared, int col, int row, int head,
                                  int batch) {
   asm volatile(

@@ -19,12 +19,12 @@ struct alignas(16) QueryTilePlace {
 struct WgmmaForwardParams {
   ForwardParams common;
   const QueryTilePlace* places;  // see tile_order.py
-  int first_key;          // that any query sees: row 0 of the maps of key and value
-  float exponent_factor;  // from what the products are to exponents of 2
-  TensorMap query_map;    // (b, h, sq, d)
-  TensorMap key_map;      // (b, hk, keys that are seen, d)
-  TensorMap value_map;    // (b, hk, keys that are seen, dv)
-  TensorMap out_map;      // (b, h, sq, dv), if `staged`
+  int first_key;                 // that any query sees: row 0 of the maps of key and value
+  float exponent_factor;         // from what the products are to exponents of 2
+  TensorMap query_map;           // (b, h, sq, d)
+  TensorMap key_map;             // (b, hk, keys that are seen, d)
+  TensorMap value_map;           // (b, hk, keys that are seen, dv)
+  TensorMap out_map;             // (b, h, sq, dv), if `staged`
 };
 
 /// Scratch memory is that of the mma engine but for `statistics`, (b, h, 2, rows): the exponent of

@@ -13,7 +13,11 @@
 // next tile are asked for before the values of this one are added, so that exponentials start while
 // that addition still runs. A group goes on to its next query tile in the same rhythm: the first
 // scores of the next tile are formed beside the last sums of this one, unless there are key tiles
-// between that it does not see.
+// between that it does not see, or not `joined`.
+//
+// A warpgroup that issues products whose left operand is in registers cannot go on until most of
+// them are done. Where P is in shared memory it goes on at once, three groups have registers enough
+// for wide tiles, and the tensor cores hardly ever wait.
 #pragma once
 
 #include "arch/bulk.cuh"
@@ -35,7 +39,7 @@ struct ForwardConsumer {
   using Sums = typename Shape::Sums;
   static constexpr bool float8 = is_float8(config.dtype);
   using Probabilities =
-      typename Either<float8, Float8Operand<Shape::n_tiles>, typename Either<config.shared_probabilities, Nothing, MmaOperand<1, Shape::n_tiles>>::Type>::Type;
+      typename Either<float8, Float8Operand<Shape::n_tiles>, MmaOperand<1, Shape::n_tiles>>::Type;
   using Pipeline = ForwardPipeline<config>;
   using Position = typename Pipeline::Position;
   using Walk = ForwardWalk<config>;
@@ -123,7 +127,7 @@ struct ForwardConsumer {
     Scores scores;
     Sums sums;
     typename Either<config.sums_by_tile, Sums, Nothing>::Type tile_sums;
-    Probabilities p;
+    typename Either<config.shared_probabilities, Nothing, Probabilities>::Type p;
     Softmax softmax;
     float correction[2];
     bool behind = false;  // the sums, by `correction`, once the last probabilities are in
@@ -136,11 +140,12 @@ struct ForwardConsumer {
   __device__ void begin(State& state, const Walk& walk) const {
     state.queries.take(*this);
     take_factor(state, walk);
+    const bool masked = is_masked(walk);
     await_turn();
     start_scores(state);
     pass_turn();
     await_products<0>();
-    find_probabilities(state, walk);
+    find_probabilities(state, walk, masked);
     round(state);
   }
 
@@ -182,12 +187,12 @@ struct ForwardConsumer {
 
   /// O += P V of the key tile before, and P of the walk's, of the same query tile.
   __device__ void step(State& state, const Walk& walk) const {
-    const int masked = config.early_mask ? opaque(int(walk.masked())) : 0;
+    const bool masked = is_masked(walk);
     start_both(state);
     if constexpr (config.eager) {
       step_eagerly(state, walk, masked);
     } else {
-      const bool follows = find_probabilities(state, walk);
+      const bool follows = find_probabilities(state, walk, masked);
       end_both(state);
       if (follows) rescale(state.sums, state.correction);
     }
@@ -196,9 +201,9 @@ struct ForwardConsumer {
 
   /// The rest of a step where exponentials do not wait for the tile's maxima: P is relative to the
   /// shift so far, and the sums follow the next one with it, a step later.
-  __device__ void step_eagerly(State& state, const Walk& walk, int masked) const {
+  __device__ void step_eagerly(State& state, const Walk& walk, bool masked) const {
     settle(state.scores);
-    form_scores(state, walk, config.early_mask ? masked : walk.masked());
+    form_scores(state, walk, masked);
     const bool within_reach = state.softmax.template update_eagerly<reach>(state.scores);
     if (within_reach) release_key(state, walk);
     end_both(state);
@@ -207,7 +212,7 @@ struct ForwardConsumer {
     if (within_reach) {
       state.behind = state.softmax.follow(state.correction);
     } else {
-      find_scores_again(state, walk);
+      find_scores_again(state, walk, masked);
       release_key(state, walk);
       state.softmax.update(state.scores, WgmmaMaxima(state.softmax.row_max), state.correction);
       rescale(state.sums, state.correction);
@@ -221,8 +226,9 @@ struct ForwardConsumer {
     const float correction[2] = {state.correction[0], state.correction[1]};
     state.softmax.reset();
     take_factor(state, walk);
+    const bool masked = is_masked(walk);
     start_both(state);
-    find_probabilities(state, walk);
+    find_probabilities(state, walk, masked);
     end_both(state);
     catch_up(state, correction);
     write(finished, softmax, state.sums);
@@ -230,21 +236,23 @@ struct ForwardConsumer {
     round(state);
   }
 
+  /// Known before the products are waited for, not after.
+  __device__ static bool is_masked(const Walk& walk) { return opaque(int(walk.masked())); }
+
   /// Starts both products and waits for the scores.
   __device__ void start_both(State& state) const {
     await_turn();
     start_scores(state);
-    if constexpr (config.early_turn) pass_turn();
     start_sums(state);
-    if constexpr (!config.early_turn) pass_turn();
+    pass_turn();
     await_products<1>();
   }
 
   /// If true, earlier sums are to be multiplied by `correction`.
-  __device__ bool find_probabilities(State& state, const Walk& walk) const {
+  __device__ bool find_probabilities(State& state, const Walk& walk, bool masked) const {
     settle(state.scores);
     release_key(state, walk);
-    form_scores(state, walk, walk.masked());
+    form_scores(state, walk, masked);
     WgmmaMaxima maxima(state.softmax.row_max);
     maxima.include(state.scores);
     return state.softmax.update(state.scores, maxima, state.correction);
@@ -258,7 +266,7 @@ struct ForwardConsumer {
 
   /// The scores of this warp's rows once more, by instructions that every warp has for itself:
   /// exponentials are out of reach in one tile of many, if at all.
-  __device__ void find_scores_again(State& state, const Walk& walk) const {
+  __device__ void find_scores_again(State& state, const Walk& walk, bool masked) const {
     state.scores.fill(0.0f);
     const auto keys = pipeline.key(state.key_at);
 #pragma unroll(Queries::kept ? steps : 1)
@@ -274,18 +282,18 @@ struct ForwardConsumer {
       }
     }
     hold_back(__float_as_uint(state.scores.at[0][0][0]));  // as in `take`
-    form_scores(state, walk, walk.masked());
+    form_scores(state, walk, masked);
   }
 
-  /// P becomes the left operand of P V. Warps read their own rows only.
+  /// P becomes the left operand of P V. In shared memory warps read their own rows alone.
   __device__ void round(State& state) const {
     if constexpr (config.shared_probabilities) {
-      if constexpr (config.staged > 0) pipeline.stage(warp_row).finish();
-      const auto rounded = pipeline.probabilities().row_writer(warp_row);
-      MmaOperand<1, Shape::n_tiles> p;
+      if constexpr (config.staged > 0) pipeline.stage(warp_row).finish();  // out was there
+      Probabilities p;
       p.template round<config.dtype>(state.scores);
+      const auto rows = pipeline.probabilities().row_writer(warp_row);
 #pragma unroll
-      for (int step = 0; step < Shape::n_tiles / 2; ++step) rounded.write(p.at[step][0], step);
+      for (int step = 0; step < Shape::n_tiles / 2; ++step) rows.write(p.at[step][0], step);
       publish_shared();
       __syncwarp();
     } else {
@@ -407,8 +415,7 @@ struct ForwardConsumer {
   }
 
   __device__ void write(const TileIndex& tile, const Softmax& softmax, const Sums& sums) const {
-    write_forward_wgmma<config>(params, tile, warp_row, softmax, sums,
-                                pipeline.stage(warp_row));
+    write_forward_wgmma<config>(params, tile, warp_row, softmax, sums, pipeline.stage(warp_row));
   }
 };
 

@@ -40,7 +40,8 @@ struct PanelTile {
       copy_box(panel(p).address, map, p * panel_cols, row, head, batch, arrived);
     }
   }
-  /// By one thread: writes columns `col` ... of an array from the tile's first rows, those of a box.
+  /// By one thread: writes columns `col` ... of an array from the tile's first rows, those of a
+  /// box.
   __device__ void store(const TensorMap& map, int col, int row, int head, int batch) const {
 #pragma unroll
     for (int p = 0; p < panels; ++p) {
@@ -71,7 +72,8 @@ struct PanelTile {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
   }
-  /// All of these, one after the other, for the opposite: of all addresses one is kept in a register.
+  /// All of these, one after the other, for the opposite: of all addresses one is kept in a
+  /// register.
   struct RowWriter {
     unsigned start;
 

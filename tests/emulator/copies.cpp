@@ -80,8 +80,8 @@ unsigned swizzled(unsigned address, unsigned swizzle_bytes) {
   return chunks == 0 ? address : address ^ (address >> 7 & (chunks - 1)) << 4;
 }
 
-/// The part of a row of a box that its array has: where it begins in the array and, in bytes, in the
-/// row, and how long it is.
+/// The part of a row of a box that its array has: where it begins in the array and, in bytes, in
+/// the row, and how long it is.
 struct RowPart {
   unsigned char* array;
   long long offset;
@@ -300,7 +300,8 @@ void end_copies_of_thread() {
   for (const auto& group : mine().store_groups) {
     for (const BulkStore& store : group) {
       if (store.data.empty()) {
-        fail("a thread ended while a bulk copy could still read shared memory at", store.box.shared);
+        fail("a thread ended while a bulk copy could still read shared memory at",
+             store.box.shared);
       }
       write_target(store);
     }
