@@ -119,6 +119,8 @@ class WgmmaTile:
                 return "P is in shared memory only beside Q, and only in 16 bits"
             if head_dim_v not in _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES:
                 return "with P in shared memory head_dim_v must be up to 64, or 97 to 128"
+            if self.staged_columns(head_dim_v) > round_up(self.block_n, PANEL_BYTES // 2):
+                return "out takes the place of P in shared memory, which must be as wide"
         registers = self.block_n // 2
         if not self.shared_probabilities:
             registers += self.block_n * self.itemsize // 8

@@ -27,6 +27,7 @@
 #include "attention/score.cuh"
 #include "forward/epilogue_wgmma.cuh"
 #include "forward/pipeline_wgmma.cuh"
+#include "forward/queries_wgmma.cuh"
 #include "forward/walk_wgmma.cuh"
 #include "tile/multiply_wgmma.cuh"
 
@@ -45,7 +46,7 @@ struct ForwardConsumer {
   using Walk = ForwardWalk<config>;
   using Softmax = WgmmaSoftmax<float8>;
   // Products are 32 bytes deep.
-  static constexpr int steps = config.head_dim * config.itemsize() / 32;
+  static constexpr int steps = WarpQueries<config>::steps;
   static constexpr int value_steps = config.block_n * config.itemsize() / 32;
 
   // log2 of the largest P: no overflow in float16, and room for P V in float32.
@@ -85,45 +86,8 @@ struct ForwardConsumer {
   }
 
  private:
-  /// The warpgroup's query rows, in registers or in shared memory.
-  struct Queries {
-    static constexpr bool kept = config.query_in_registers;
-    unsigned at[kept ? steps : 1][4];
-    typename Pipeline::QueryPosition place;
-
-    __device__ void take(const ForwardConsumer& loop) {
-      loop.pipeline.query_full(place).wait(place.round);
-      if constexpr (kept) {
-        unsigned all = 0;
-#pragma unroll
-        for (int step = 0; step < steps; ++step) {
-          loop.pipeline.query(place).read(at[step], loop.warp_row, step);
-          all |= at[step][0];
-        }
-        // Arriving does not wait for reads that are under way, and copies would overtake them; this
-        // store does.
-        loop.hold_back(all);
-        leave(loop.pipeline);
-      }
-    }
-    /// Columns 16 * step ... of the warp's rows.
-    __device__ void read(const ForwardConsumer& loop, unsigned (&query)[4], int step) const {
-      if constexpr (kept) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) query[e] = at[step][e];
-      } else {
-        loop.pipeline.query(place).read(query, loop.warp_row, step);
-      }
-    }
-    /// Nothing is read of the tile any more.
-    __device__ void leave(const Pipeline& pipeline) {
-      release(pipeline.query_empty(place));
-      place.advance();
-    }
-  };
-
   struct State {
-    Queries queries;
+    WarpQueries<config> queries;
     Scores scores;
     Sums sums;
     typename Either<config.sums_by_tile, Sums, Nothing>::Type tile_sums;
@@ -138,7 +102,7 @@ struct ForwardConsumer {
 
   /// P of a query tile's first key tile.
   __device__ void begin(State& state, const Walk& walk) const {
-    state.queries.take(*this);
+    state.queries.take(pipeline, warp_row);
     take_factor(state, walk);
     const bool masked = is_masked(walk);
     await_turn();
@@ -177,10 +141,10 @@ struct ForwardConsumer {
       await_turn();
       pass_turn();
       pipeline.key_full(state.key_at).wait(state.key_at.round);
-      release(pipeline.key_empty(state.key_at));
+      pipeline.release(pipeline.key_empty(state.key_at));
       state.key_at.advance();
       pipeline.value_full(state.value_at).wait(state.value_at.round);
-      release(pipeline.value_empty(state.value_at));
+      pipeline.release(pipeline.value_empty(state.value_at));
       state.value_at.advance();
     }
   }
@@ -221,7 +185,7 @@ struct ForwardConsumer {
 
   /// The same from one query tile, which is written, to the next one.
   __device__ void step_over(State& state, const Walk& walk, const TileIndex& finished) const {
-    state.queries.take(*this);
+    state.queries.take(pipeline, warp_row);
     const Softmax softmax = state.softmax;
     const float correction[2] = {state.correction[0], state.correction[1]};
     state.softmax.reset();
@@ -269,10 +233,10 @@ struct ForwardConsumer {
   __device__ void find_scores_again(State& state, const Walk& walk, bool masked) const {
     state.scores.fill(0.0f);
     const auto keys = pipeline.key(state.key_at);
-#pragma unroll(Queries::kept ? steps : 1)
+#pragma unroll(config.query_in_registers ? steps : 1)
     for (int step = 0; step < steps; ++step) {
       unsigned query[4];
-      state.queries.read(*this, query, step);
+      state.queries.read(pipeline, warp_row, query, step);
 #pragma unroll
       for (int j = 0; j < Shape::n_tiles; j += 2) {
         unsigned key[4];
@@ -281,7 +245,7 @@ struct ForwardConsumer {
         mma_16x8x16<config.dtype>(state.scores.at[0][j + 1], query, key[1], key[3]);
       }
     }
-    hold_back(__float_as_uint(state.scores.at[0][0][0]));  // as in `take`
+    pipeline.hold_back(__float_as_uint(state.scores.at[0][0][0]));  // as in `WarpQueries::take`
     form_scores(state, walk, masked);
   }
 
@@ -303,21 +267,11 @@ struct ForwardConsumer {
 
   __device__ void end_both(State& state) const {
     settle(state.scores);
-    hold_back(__float_as_uint(state.softmax.row_sum[0] + state.softmax.row_sum[1]));
+    pipeline.hold_back(__float_as_uint(state.softmax.row_sum[0] + state.softmax.row_sum[1]));
     await_products<0>();
     end_sums(state);
     settle(state.scores);
   }
-
-  /// This warp has read what the barrier stands for.
-  __device__ static void release(AsyncBarrier empty) {
-    __syncwarp();
-    if (MmaLane::lane() == 0) empty.arrive();
-  }
-
-  /// The assembler would move the wait that follows to before the arithmetic that is to run beside
-  /// the products; not so if a store, which nobody reads, needs its result first.
-  __device__ void hold_back(unsigned result) const { store_shared(pipeline.scratch(), result); }
 
   __device__ void await_turn() const {
     if constexpr (config.turns) await_barrier<256>(1 + group);
@@ -332,7 +286,7 @@ struct ForwardConsumer {
     pipeline.key_full(at).wait(at.round);
     products_see_registers();
     const auto keys = pipeline.key(at);
-    if constexpr (Queries::kept) {
+    if constexpr (config.query_in_registers) {
       multiply_rows<config.dtype, steps>(state.scores, state.queries.at, keys);
     } else {
       multiply_rows<config.dtype, steps>(state.scores, pipeline.query(state.queries.place),
@@ -342,9 +296,9 @@ struct ForwardConsumer {
   }
 
   __device__ void release_key(State& state, const Walk& walk) const {
-    release(pipeline.key_empty(state.key_at));
+    pipeline.release(pipeline.key_empty(state.key_at));
     state.key_at.advance();
-    if (!Queries::kept && walk.last()) state.queries.leave(pipeline);
+    if (!config.query_in_registers && walk.last()) state.queries.leave(pipeline);
   }
 
   /// From products to scores: what is left to do of scale and softcap, and the mask.
@@ -394,7 +348,7 @@ struct ForwardConsumer {
     } else {
       settle(state.sums);
     }
-    release(pipeline.value_empty(state.value_at));
+    pipeline.release(pipeline.value_empty(state.value_at));
     state.value_at.advance();
   }
 

@@ -1,6 +1,7 @@
 // Shared memory of the Hopper forward, and the barriers by which its warpgroups pass tiles on.
 #pragma once
 
+#include "arch/shared_memory.cuh"
 #include "attention/config_wgmma.cuh"
 #include "tile/panels.cuh"
 #include "tile/ring_position.cuh"
@@ -38,6 +39,7 @@ struct WgmmaForwardShape {
       probability_offset + config.shared_probabilities * ProbabilityTile::bytes;
   // Of a warp's rows of out; where P is in shared memory, in its place.
   using Stage = RowStage<config.staged, config.block_m>;
+  static_assert(!config.shared_probabilities || Stage::Tile::bytes <= ProbabilityTile::bytes);
   static constexpr int bytes =
       stage_offset + (config.staged > 0 && !config.shared_probabilities) * Stage::Tile::bytes;
 };
@@ -82,7 +84,17 @@ struct ForwardPipeline {
     return {shared + offset + warp_row * Shape::Stage::Tile::Panel::pitch};
   }
 
-  __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
+  /// This warp has read what the barrier stands for.
+  __device__ static void release(AsyncBarrier empty) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) empty.arrive();
+  }
+
+  /// The assembler would move the wait that follows to before the arithmetic that is to run beside
+  /// the products; not so if a store, which nobody reads, needs its result first.
+  __device__ void hold_back(unsigned result) const {
+    store_shared(shared + Shape::barrier_bytes + 4 * threadIdx.x, result);
+  }
 
   __device__ AsyncBarrier query_full(QueryPosition at) const { return barrier(0, at.stage); }
   __device__ AsyncBarrier query_empty(QueryPosition at) const { return barrier(1, at.stage); }

@@ -17,10 +17,18 @@ from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._cuda.launch import Moved
+from cupyflash._cuda.operand_maps import is_mappable
 from cupyflash._cuda.order_table import order_table
 from cupyflash._cuda.params import FORWARD_PARAMS
 from cupyflash._cuda.plan_wgmma import plan_forward
-from cupyflash._cuda.tile_order import key_tile_order, key_tiles, query_tiles, seen_keys, tile_order
+from cupyflash._cuda.tile_order import (
+    key_tile_order,
+    key_tiles,
+    query_tiles,
+    seen_keys,
+    tile_order,
+    tile_places,
+)
 from cupyflash._cuda.tiles_wgmma import BANDED_TILES, FLOAT8_TILES, FORWARD_TILES, WgmmaTile
 from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
@@ -112,6 +120,70 @@ def test_a_given_tiling_is_taken() -> None:
 def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) -> None:
     with pytest.raises(UnsupportedError, match=limit):
         plan_forward(problem_of(128, 128), HOPPER, tiling)
+
+
+def test_columns_of_out_that_pass_shared_memory() -> None:
+    """All of them, or whole panels of 64, as one that is narrower lies elsewhere."""
+    right = {(0, 64): 0, (64, 64): 64, (128, 64): 64, (96, 96): 96, (128, 96): 96, (64, 96): 0,
+             (32, 64): 0, (64, 128): 64, (96, 128): 0, (128, 128): 128, (128, 192): 64,
+             (192, 192): 192, (96, 192): 0, (128, 256): 128, (64, 256): 64,
+             (32, 256): 0}  # fmt: skip
+    for (staged, head_dim_v), columns in right.items():
+        tile = WgmmaTile(128, 64, 2, False, staged=staged)
+        assert tile.staged_columns(head_dim_v) == columns, (staged, head_dim_v)
+        panels = 128 * 2 * -(-columns // 64) * 64
+        without = replace(tile, staged=0).shared_memory(64, head_dim_v)
+        assert tile.shared_memory(64, head_dim_v) == without + panels
+
+
+SHARED = WgmmaTile(192, 128, 2, False, staged=128, shared_probabilities=True, joined=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "head_dim_v", "complaint"),
+    [
+        ({}, 128, None),
+        ({}, 64, None),
+        ({"block_m": 128}, 128, None),
+        ({"block_n": 64, "staged": 64}, 128, None),
+        ({"block_n": 80}, 128, None),
+        ({"shared_probabilities": False}, 128, "160 registers"),
+        ({"query_in_registers": True}, 128, "only beside Q"),
+        ({"itemsize": 1, "block_n": 96}, 128, "only in 16 bits"),
+        ({}, 96, "up to 64, or 97 to 128"),
+        ({}, 192, "up to 64, or 97 to 128"),
+        ({"block_n": 64}, 128, "takes the place of P"),
+        ({"block_m": 256}, 128, "128 registers"),
+    ],
+    ids=str,
+)
+def test_tiles_with_probabilities_in_shared_memory(
+    changes: dict[str, object], head_dim_v: int, complaint: str | None
+) -> None:
+    tile = replace(SHARED, **changes)  # type: ignore[arg-type]
+    found = tile.complaint(128, head_dim_v)
+    assert (found is None) == (complaint is None)
+    assert complaint is None or complaint in (found or "")
+
+
+def test_rows_of_out_lie_in_the_place_of_probabilities() -> None:
+    without = replace(SHARED, staged=0)
+    assert SHARED.shared_memory(128, 128) == without.shared_memory(128, 128)
+    beside = replace(SHARED, shared_probabilities=False)
+    assert SHARED.shared_memory(128, 128) == beside.shared_memory(128, 128)
+    assert SHARED.shared_memory(128, 64) == beside.shared_memory(128, 64) + 192 * 64 * 2
+
+
+@pytest.mark.parametrize(("d", "dv"), [(128, 96), (128, 90), (100, 80), (96, 128), (128, 64)])
+@pytest.mark.parametrize("right", [None, 0])
+def test_a_tile_that_complains_is_not_chosen(d: int, dv: int, right: int | None) -> None:
+    """Of the tiles for long sequences the first one has no product for 96 columns of V."""
+    problem = problem_of(d, dv, seqlen_q=16384, seqlen_k=16384, window_right=right)
+    config = plan_forward(problem, HOPPER).config
+    assert config.shared_probabilities == (config.head_dim_v != 96)
+    assert (config.block_m, config.eager) == (
+        (192, False) if config.shared_probabilities else (128, True)
+    )
 
 
 def test_refusals() -> None:
@@ -256,17 +328,84 @@ def dealt_one_by_one(problem: Problem, lengths: np.ndarray, blocks: int) -> int:
     return max(loads)
 
 
-def test_tiles_are_taken_by_groups_of_heads_the_longest_first() -> None:
-    """So that the keys of a group are in the L2 cache while blocks work on it."""
-    problem = problem_of(128, 128, batch=2, seqlen_q=16384, seqlen_k=16384, num_heads=64,
-                         num_heads_kv=64, window_right=0)  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch", "heads", "group"), [(2, 64, 4), (3, 3, 3), (1, 5, 3), (1, 4, 4), (1, 2, 2)]
+)
+def test_tiles_are_taken_by_equal_groups_of_heads_the_longest_first(
+    batch: int, heads: int, group: int
+) -> None:
+    """So that the keys of a group, four heads at most, are in the L2 cache while blocks use them.
+
+    A small group at the end would not keep all blocks busy.
+    """
+    problem = problem_of(128, 128, batch=batch, seqlen_q=16384, seqlen_k=16384, num_heads=2 * heads,
+                         num_heads_kv=heads, window_right=0)  # fmt: skip
     lengths = key_tiles(problem, 128, 128)
-    order = tile_order(problem, 128, 128, 132)
-    group, length = order // len(lengths) // 2, lengths[order % len(lengths)]
+    order = tile_order(problem, 128, 128, 12)
+    number, length = order // len(lengths) // (2 * group), lengths[order % len(lengths)]
     later = order[1:] >= 0
-    grows = (group[1:] > group[:-1]) & later
-    assert (grows | (group[1:] == group[:-1]) | ~later).all()
+    grows = (number[1:] > number[:-1]) & later
+    assert (grows | (number[1:] == number[:-1]) | ~later).all()
     assert ((length[1:] <= length[:-1]) | grows | ~later).all()
+
+
+def walked(places: np.ndarray, blocks: int) -> list[list[tuple[int, ...]]]:
+    """(first_row, head, batch) of what each block takes, and whether no place is left over."""
+    taken, left = [], set(range(len(places)))
+    for block in range(blocks):
+        place, mine = block, []
+        left.discard(place)
+        while place >= 0 and places[place, 0] >= 0:
+            mine.append(tuple(places[place, :3].tolist()))
+            place = int(places[place, 3])
+            left.discard(place)
+        taken.append(mine)
+    assert not left
+    return taken
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+@pytest.mark.parametrize("window", [{}, *WINDOWS], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (1, 1)], ids=str)
+def test_places_are_the_order_of_tiles(
+    window: dict[str, object], heads: tuple[int, int], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block's tiles are those of its column, one after the other, and all are taken once."""
+    monkeypatch.setattr("cupyflash._cuda.tile_order._BALANCED", limit)
+    problem = problem_of(num_heads=heads[0], num_heads_kv=heads[1], **window)
+    tiles = -(-problem.seqlen_q // 64)
+    count = tiles * heads[0] * 2
+    for blocks in (1, 7, count, count + 3):
+        order = tile_order(problem, 64, 80, blocks)
+        places = tile_places(problem, 64, 80, blocks)
+        assert places.dtype == np.int32 and places.flags.c_contiguous
+        taken = walked(places, blocks)
+        for block, mine in enumerate(taken):
+            numbers = [((b * heads[0]) + h) * tiles + row // 64 for row, h, b in mine]
+            assert numbers == order[order[:, block] >= 0, block].tolist()
+            assert all(row % 64 == 0 and row < problem.seqlen_q for row, _, _ in mine)
+            assert all(h < heads[0] and b < 2 for _, h, b in mine)
+        assert len({each for mine in taken for each in mine}) == sum(map(len, taken)) == count
+        # What comes after the first tile of a block lies side by side.
+        following = places[blocks:, 3]
+        assert (
+            following[following >= 0] == np.arange(blocks, len(places))[following >= 0] + 1
+        ).all()
+
+
+def test_a_block_without_a_tile_has_a_place_that_says_so() -> None:
+    problem = problem_of(batch=1, seqlen_q=64, num_heads=2)
+    places = tile_places(problem, 64, 80, 5)
+    assert sorted(places[:2].tolist()) == [[0, 0, 0, -1], [0, 1, 0, -1]]
+    assert (places[2:] == -1).all() and len(places) == 5
+
+
+def test_no_block_that_is_launched_is_without_a_tile() -> None:
+    for length, heads in product((1, 300, 5000), (1, 8)):
+        problem = problem_of(seqlen_q=length, num_heads=heads, num_heads_kv=1, batch=1)
+        plan = plan_forward(problem, HOPPER)
+        places = tile_places(problem, plan.config.block_m, plan.config.block_n, plan.launch.blocks)
+        assert (places[: plan.launch.blocks, 0] >= 0).all()
 
 
 # --- what is launched ---------------------------------------------------------------------------
@@ -279,6 +418,10 @@ class Handed(NamedTuple):
     params: np.ndarray
     pointers: tuple[str, ...]
     settings: dict[str, object]
+
+
+def shape_of_out(problem: Problem) -> tuple[int, ...]:
+    return problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim_v
 
 
 @pytest.fixture
@@ -301,16 +444,22 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Handed]:
     monkeypatch.setattr(tensor_map, "encode", encode)
     tensor_map.address_offset.cache_clear()
 
-    def run(problem: Problem, key_strides: tuple[int, ...] | None = None) -> Handed:
+    def run(
+        problem: Problem,
+        key_strides: tuple[int, ...] | None = None,
+        out_strides: tuple[int, ...] | None = None,
+    ) -> Handed:
+        encoded.clear()
         query = bytes_of(problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
         key = bytes_of(problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
         optional = OptionalLayout.of(Operands(None, None, None))
         key = key_strides or key
-        layout = forward.ForwardLayout(query, key, key, query, None, None, optional, 16, 16)
+        out = out_strides or bytes_of(*shape_of_out(problem))
+        layout = forward.ForwardLayout(query, key, key, out, None, None, optional, 16, 16)
         prepared = forward._prepare.__wrapped__("wgmma", problem, 0, None, layout)
         ((handed, blocks),) = prepared.launches
         assert blocks > 0
-        del encoded[:-3]
+        del encoded[:-4]  # others find where addresses stand
         return handed._replace(settings={**handed.settings, "encoded": encoded})
 
     yield run
@@ -324,26 +473,79 @@ def test_a_launch_is_given_maps_that_move_with_the_pointers(
     handed = prepare(problem)
     assert handed.params["first_key"] == 160
     assert handed.params["exponent_factor"] == np.float32(0.125 * np.log2(np.e))
-    order = handed.settings["tables"]["order"]
-    blocks = plan_forward(problem, HOPPER).launch.blocks
-    tile = plan_forward(problem, HOPPER).tiling
-    made = order.make()
-    np.testing.assert_array_equal(made, tile_order(problem, tile.block_m, tile.block_n, blocks))
+    plan = plan_forward(problem, HOPPER)
+    blocks = plan.launch.blocks
+    tile = plan.tiling
+    made = handed.settings["tables"]["places"].make()
+    np.testing.assert_array_equal(made, tile_places(problem, tile.block_m, tile.block_n, blocks))
     fields = handed.params.dtype.fields
     row = 2 * 2 * 64  # bytes of a key
-    shifts = {"query": 0, "key": 160 * row, "value": 160 * row}
+    shifts = {"query": 0, "key": 160 * row, "value": 160 * row, "out": 0}
     assert handed.settings["moved"] == [
         Moved(fields[f"{name}_map"][1] + 8, name, shifts[name]) for name in config_wgmma.MAPPED
     ]
-    query, key, value = handed.settings["encoded"]
-    plan = plan_forward(problem, HOPPER)
+    query, key, value, out = handed.settings["encoded"]
     assert query == ((64, 300, 4, 2), (512, 128, 300 * 512), (64, plan.config.block_m, 1, 1))
     assert key == value == ((64, 340, 2, 2), (row, 128, 500 * row), (64, plan.config.block_n, 1, 1))
+    assert out == ((64, 300, 4, 2), (512, 128, 300 * 512), (64, 16, 1, 1))  # a warp's rows
 
 
-def test_a_full_call_has_no_order(prepare: Callable[..., Handed]) -> None:
-    handed = prepare(problem_of())
-    assert handed.params["first_key"] == 0 and not handed.settings["tables"]
+def test_a_full_call_has_places_too(prepare: Callable[..., Handed]) -> None:
+    problem = problem_of()
+    handed = prepare(problem)
+    plan = plan_forward(problem, HOPPER)
+    made = handed.settings["tables"]["places"].make()
+    right = tile_places(problem, plan.config.block_m, plan.config.block_n, plan.launch.blocks)
+    np.testing.assert_array_equal(made, right)
+    assert handed.params["first_key"] == 0
+
+
+ROW = 2 * 64
+HEADS = {
+    "dense": ((300 * 4 * ROW, 4 * ROW, ROW, 2), True),
+    "padded": ((300 * 4 * ROW, 5 * ROW, ROW + 16, 2), True),
+    "heads first": ((300 * 4 * ROW, ROW, 300 * ROW, 2), True),
+    "reversed rows": ((300 * 4 * ROW, -4 * ROW, ROW, 2), False),
+    "reversed heads": ((300 * 4 * ROW, 4 * ROW, -ROW, 2), False),
+    "reversed batch": ((-300 * 4 * ROW, 4 * ROW, ROW, 2), False),
+    "far apart": ((2**40, 4 * ROW, ROW, 2), False),
+    "as far as may be": ((2**40 - 16, 4 * ROW, ROW, 2), True),
+    "odd rows": ((300 * 4 * ROW, 4 * ROW + 8, ROW, 2), False),
+    "odd heads": ((301 * 4 * ROW, 4 * ROW + 32, ROW + 2, 2), False),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_the_copy_engine_writes_what_a_map_can_describe(
+    prepare: Callable[..., Handed], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    strides, mapped = HEADS[case]
+    planned = []
+
+    def plan(*arguments: object) -> object:
+        planned.append(plan_forward(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr(forward.PLANNERS["wgmma"], "plan_forward", plan)
+    handed = prepare(problem_of(), out_strides=strides)
+    assert planned[-1].config.staged == (64 if mapped else 0)
+    fields = [moved.field for moved in handed.settings["moved"]]
+    assert fields == ["query", "key", "value", "out"][: 3 + mapped]
+    if mapped:
+        batch, row, head = strides[:3]
+        assert handed.settings["encoded"][-1][1] == (row, head, batch)
+
+
+def test_what_a_map_can_describe() -> None:
+    assert is_mappable((4096, 128, 64, 2), (2, 3, 4))
+    assert is_mappable((2**40 - 1, 128, 64, 2), (2, 3, 4))
+    for axis, stride in product(range(3), (-128, 0, 2**40)):
+        strides = [4096, 128, 64, 2]
+        strides[axis] = stride
+        lengths = [2, 3, 4]
+        assert not is_mappable(tuple(strides), tuple(lengths))
+        lengths[axis] = 1  # no row is found by that stride
+        assert is_mappable(tuple(strides), tuple(lengths))
 
 
 def test_lengths_share_an_order_whatever_the_scale_and_not_across_devices() -> None:
@@ -363,7 +565,8 @@ def test_strides_of_single_rows_and_heads_do_not_matter(
         head_dim, head_dim, batch=1, seqlen_q=1, seqlen_k=1, num_heads=1, num_heads_kv=1
     )
     handed = prepare(one, (2 * head_dim + 6, 7, 3, 2))
-    assert len(handed.settings["moved"]) == 3
+    mapped = ("query", "key", "value", "out")[: 3 + (head_dim % 8 == 0)]
+    assert tuple(moved.field for moved in handed.settings["moved"]) == mapped
 
 
 def test_who_serves_float8() -> None:
