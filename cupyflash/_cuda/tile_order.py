@@ -8,6 +8,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from cupyflash._cuda.warpgroup import ROWS, round_up
 from cupyflash._problem import Problem
 
 __all__ = [
@@ -22,7 +23,12 @@ __all__ = [
 
 _CACHE_ELEMENTS = 8 << 20  # 16-bit elements that fill about half of an L2 cache
 _MOST_ELEMENTS = 2 * _CACHE_ELEMENTS  # where each is read as long as few others are
-_START = 1  # of a tile, in tiles that pass by it
+# What it takes to begin and end a tile, in tiles that pass by it.
+_QUERY_TILE_START = 2
+_KEY_TILE_START = 1
+# Of a query tile's time, if it has rows for no warpgroup: the last one has rows for few, but these
+# take longer than their share.
+_LEAST_SHARE = 0.4
 _BALANCED = 2048  # tiles that are shared out one by one, half a microsecond each
 
 
@@ -96,7 +102,10 @@ def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt
     pairs = problem.batch * problem.num_heads_kv
     groups = -(-pairs // most)  # of equal size: a small one at the end would leave blocks idle
     heads = -(-pairs // groups) * problem.group_size
-    return _dealt(lengths, problem.batch * problem.num_heads, heads, blocks)
+    costs = lengths.astype(np.float64) + _QUERY_TILE_START
+    rows_of_last = problem.seqlen_q - (len(lengths) - 1) * block_m
+    costs[-1] *= _LEAST_SHARE + (1 - _LEAST_SHARE) * min(1, round_up(rows_of_last, ROWS) / block_m)
+    return _dealt(costs, problem.batch * problem.num_heads, heads, blocks)
 
 
 def tile_places(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt.NDArray[np.int32]:
@@ -134,14 +143,15 @@ def key_tile_order(
     # Beside q and grad_out, their gradients' float32 sums pass.
     rows = problem.seqlen_q * (3 * problem.head_dim + problem.head_dim_v)
     heads = max(1, _CACHE_ELEMENTS // (rows * problem.group_size))
-    return _dealt(lengths, problem.batch * problem.num_heads_kv, heads, blocks)
+    costs = lengths.astype(np.float64) + _KEY_TILE_START
+    return _dealt(costs, problem.batch * problem.num_heads_kv, heads, blocks)
 
 
 def _dealt(
-    lengths: npt.NDArray[np.int64], pairs: int, heads: int, blocks: int
+    costs_of_head: npt.NDArray[np.float64], pairs: int, heads: int, blocks: int
 ) -> npt.NDArray[np.int32]:
-    order = _by_length(lengths, pairs, heads)
-    costs = (lengths + _START)[order % len(lengths)]
+    order = _by_cost(costs_of_head, pairs, heads)
+    costs = costs_of_head[order % len(costs_of_head)]
     dealt = max(0, order.size - _BALANCED) // blocks * blocks
     table, loads = order[:dealt].reshape(-1, blocks), costs[:dealt].reshape(-1, blocks)
     for rows in (table, loads):
@@ -154,7 +164,7 @@ def _dealt(
 
 
 def _shared_out(
-    tiles: npt.NDArray[np.int32], costs: npt.NDArray[np.int64], loads: npt.NDArray[np.int64]
+    tiles: npt.NDArray[np.int32], costs: npt.NDArray[np.float64], loads: npt.NDArray[np.float64]
 ) -> list[list[int]]:
     """Return what each block takes beyond the loads that they have."""
     columns: list[list[int]] = [[] for _ in loads]
@@ -167,10 +177,10 @@ def _shared_out(
     return columns
 
 
-def _by_length(lengths: npt.NDArray[np.int64], pairs: int, heads: int) -> npt.NDArray[np.int32]:
+def _by_cost(costs: npt.NDArray[np.float64], pairs: int, heads: int) -> npt.NDArray[np.int32]:
     """Return all tiles by groups of `heads`, and the longest of a group first."""
-    by_length = np.argsort(-lengths, kind="stable").astype(np.int32)[:, None]
-    first = np.arange(pairs, dtype=np.int32) * np.int32(len(lengths))
+    by_cost = np.argsort(-costs, kind="stable").astype(np.int32)[:, None]
+    first = np.arange(pairs, dtype=np.int32) * np.int32(len(costs))
     whole = pairs - pairs % heads
-    groups = by_length + first[:whole].reshape(-1, 1, heads)
-    return np.concatenate([groups.ravel(), (by_length + first[whole:]).ravel()])
+    groups = by_cost + first[:whole].reshape(-1, 1, heads)
+    return np.concatenate([groups.ravel(), (by_cost + first[whole:]).ravel()])

@@ -178,7 +178,7 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
 # Causal or with a window, where that is faster: warpgroups have different numbers of key tiles, and
 # none waits for the others; fewer key tiles go by before the next query tile.
 _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), _NARROW_LAST)
-_MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=8192), *_MEDIUM)
+_MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
 BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
 
 _FLOAT8_NARROW = (
