@@ -4,6 +4,7 @@ For each tool among memcheck, racecheck, synccheck and initcheck::
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.sanitize
 
+Names of engines after that leave out the others, and ``cache`` is that of key-value caches.
 With ``CUPYFLASH_TRIAL=1`` the kernels on trial are watched in place of those that they replace.
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
@@ -11,7 +12,8 @@ beyond one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from itertools import product
 from typing import Any
 
@@ -38,11 +40,12 @@ SHAPES = (  # sq, sk, h, hk, d, dv: more than one tile, ragged ends; racecheck t
 )
 
 
-def main() -> None:
+def main(chosen: Collection[str] = (*ENGINES, "cache")) -> None:
     """Run everything once; the sanitizer reports what it sees."""
     cupy.cuda.set_allocator(None)
     calls = 0
-    for engine, dtype, shape in product(ENGINES, DTYPES, SHAPES):
+    engines = [engine for engine in ENGINES if engine in chosen]
+    for engine, dtype, shape in product(engines, DTYPES, SHAPES):
         seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v = shape
         query, key, value, grad_out = (
             draw(dims, dtype)
@@ -70,7 +73,10 @@ def main() -> None:
                 calls += 2
             except UnsupportedError:
                 continue
-    calls += watch_caches() + watch_caches(cached_as_float8) + watch_float8() + watch_whole_heads()
+    if "cache" in chosen:
+        calls += watch_caches() + watch_caches(cached_as_float8)
+    if "wgmma" in chosen:
+        calls += watch_float8() + watch_whole_heads() + watch_many_keys()
     cupy.cuda.runtime.deviceSynchronize()
     print(f"{calls} calls watched")
 
@@ -126,6 +132,15 @@ def watch_whole_heads() -> int:
     return 4
 
 
+def watch_many_keys() -> int:
+    """Head dim 128 has other tiles for more keys."""
+    for seqlen_k, causal in ((200, True), (2100, False), (4200, True)):
+        query = draw((1, 190, 1, 128), np.float16)
+        key, value = draw((2, 1, seqlen_k, 1, 128), np.float16)
+        flash_attention(query, key, value, causal=causal)
+    return 3
+
+
 def changes(heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[dict[str, Any]]:
     """Options of calls, with arrays at full length and broadcast ones."""
     yield {}
@@ -156,4 +171,4 @@ def draw(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or (*ENGINES, "cache"))
