@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cupyflash._cuda import plan_wgmma
+from cupyflash._cuda import forward, plan_wgmma
 from cupyflash._cuda.tiles_wgmma import WgmmaTile
 from tests.cases import Shape
 from tests.harness import call, check, draw
+from tests.unit.test_float8 import draw_float8
+from tests.unit.test_float8_rounding import assert_within_rounding
 
 TILES = {
     64: (
         WgmmaTile(256, 64, 3, False, query_tiles=2),
         WgmmaTile(192, 128, 2, False, turns=False, staged=64),
-        WgmmaTile(128, 128, 2, True, eager=True, staged=32),
+        WgmmaTile(128, 128, 2, True, eager=True, staged=64),
     ),
     128: (
         WgmmaTile(128, 64, 3, True, staged=64),
         WgmmaTile(128, 128, 3, False, eager=True, turns=False),
         WgmmaTile(192, 80, 2, False, eager=True),
     ),
-    256: (WgmmaTile(128, 80, 2, False), WgmmaTile(128, 64, 2, False, eager=True, staged=32)),
+    256: (WgmmaTile(128, 80, 2, False), WgmmaTile(128, 64, 2, False, eager=True, staged=64)),
 }
+
+
+@contextmanager
+def chosen(monkeypatch, tile):
+    """Let every plan of this context take `tile`."""
+    plan_wgmma.plan_forward.cache_clear()
+    forward._prepare.cache_clear()
+    with monkeypatch.context() as patched:
+        choose = mock.Mock(return_value=tile)
+        patched.setattr(plan_wgmma, "_choose", choose)
+        yield
+        assert choose.called
+    plan_wgmma.plan_forward.cache_clear()
+    forward._prepare.cache_clear()
+
+
+def check_tile(rng, monkeypatch, tile, shape, sinks=0, **options):
+    """One call that takes `tile`, against the reference."""
+    dtype = rng.choice(["float16", "bfloat16"])
+    arguments = draw(rng, shape, dtype, ["gqa"] if shape.heads_kv < shape.heads else [])
+    del arguments["dout"]
+    if sinks:
+        arguments["sinks"] = rng.normal(size=sinks).astype(np.float32)
+    with chosen(monkeypatch, tile):
+        check("wgmma", **arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -34,26 +63,89 @@ TILES = {
 def test_other_tiles(engine, rng, monkeypatch, head_dim, tile):
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
-    plan_wgmma.plan_forward.cache_clear()
     lengths = map(int, rng.integers(1, 700, 2))
     shape = Shape(1, *lengths, head_dim=head_dim, head_dim_v=head_dim)
     feature = rng.choice(["plain", "causal", "window"])
     arguments = draw(rng, shape, "bfloat16", [] if feature == "plain" else [feature])
     del arguments["dout"]
-    monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
-    check(engine, **arguments)
-    plan_wgmma.plan_forward.cache_clear()
+    with chosen(monkeypatch, tile):
+        check(engine, **arguments)
+
+
+# P in shared memory, out in its place: tiles, (head_dim, head_dim_v), options. Blocks of the
+# emulator's three multiprocessors walk over many query tiles, and some end between two heads.
+SHARED = WgmmaTile(192, 128, 2, False, shared_probabilities=True)
+TWO = replace(SHARED, block_m=128)
+SHARED_CASES = {
+    "full": (replace(SHARED, staged=128, joined=False), (128, 128), {}),
+    "causal": (replace(SHARED, staged=128, joined=False), (128, 128), {"causal": True}),
+    "window": (replace(SHARED, staged=128, joined=False), (128, 128), {"window": (150, 40)}),
+    "joined": (replace(SHARED, staged=128), (128, 128), {}),
+    "joined, causal": (replace(SHARED, staged=128, turns=False), (128, 128), {"causal": True}),
+    "halves": (replace(SHARED, staged=64, joined=False), (128, 128), {"window": (70, 0)}),
+    "lanes": (replace(SHARED, staged=0, joined=False), (128, 128), {"causal": "top-left"}),
+    "no turns": (replace(SHARED, staged=128, turns=False, joined=False), (128, 128), {}),
+    "eager": (replace(SHARED, staged=64, eager=True), (64, 64), {}),
+    "eager, apart": (
+        replace(SHARED, staged=64, eager=True, turns=False, joined=False), (64, 64),
+        {"window": (90, 60)},
+    ),
+    "clipped": (replace(SHARED, staged=64), (64, 40), {"causal": True}),
+    "wide out": (replace(SHARED, staged=128, joined=False), (96, 104), {"causal": True}),
+    "narrow out": (replace(SHARED, staged=128, joined=False), (128, 56), {}),
+    "two": (replace(TWO, staged=128, eager=True), (128, 128), {"causal": True}),
+    "two, halves": (replace(TWO, staged=64, joined=False), (128, 128), {}),
+    "two, narrow": (replace(TWO, staged=64, eager=True, joined=False), (64, 64), {"causal": True}),
+    "odd keys": (replace(SHARED, block_n=80, staged=128, joined=False), (128, 128), {}),
+    "odd keys, lanes": (replace(TWO, block_n=112, turns=False), (128, 128), {"window": (9, 200)}),
+    "deep": (replace(SHARED, block_n=64, stages=3, query_tiles=2, staged=64), (64, 64), {}),
+    "sinks": (replace(SHARED, staged=128, joined=False), (128, 128), {"causal": True, "sinks": 4}),
+    "softcap": (replace(SHARED, staged=128, joined=False), (128, 128), {"softcap": 1.5}),
+}  # fmt: skip
+LENGTHS = [(450, 330), (200, 520), (385, 385)]  # rows past the end; few keys, and many
+
+
+@pytest.mark.parametrize("case", SHARED_CASES)
+def test_probabilities_in_shared_memory(engine, rng, monkeypatch, case):
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    tile, dims, options = SHARED_CASES[case]
+    lengths = LENGTHS[int(rng.integers(len(LENGTHS)))]
+    check_tile(rng, monkeypatch, tile, Shape(2, *lengths, 4, 2, *dims), **options)
+
+
+@pytest.mark.parametrize("staged", [0, 64, 128, 192])
+@pytest.mark.parametrize("causal", [False, True])
+def test_columns_that_pass_shared_memory(engine, rng, monkeypatch, staged, causal):
+    """All at a time or panel by panel; the last panel of 184 columns is not whole."""
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    tile = WgmmaTile(128, 64, 2, False, staged=staged)
+    check_tile(rng, monkeypatch, tile, Shape(2, 150, 200, 2, 1, 64, 184), causal=causal)
+
+
+@pytest.mark.parametrize("window", [{}, {"causal": True}, {"window": (100, 30)}], ids=str)
+def test_float8_rows_pass_shared_memory(engine, rng, monkeypatch, window):
+    """Panel by panel: out has 16 bits."""
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    tile = WgmmaTile(128, 128, 2, False, staged=64, itemsize=1)
+    shape = Shape(2, 300, 330, 4, 2, 192, 192)
+    float8, real = draw_float8(rng, shape, ["gqa"], "bshd")
+    with chosen(monkeypatch, tile):
+        result = call(engine, **dict(float8, out_dtype="bfloat16"), **window)
+    assert_within_rounding(engine, result, real | window)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("growth", [4.0, 12.0, 60.0, 500.0])
-@pytest.mark.parametrize("kept", [False, True])
-def test_scores_that_grow(engine, rng, monkeypatch, dtype, growth, kept):
+@pytest.mark.parametrize("queries", ["shared", "kept", "shared, and P"])
+def test_scores_that_grow(engine, rng, monkeypatch, dtype, growth, queries):
     """Key tiles come from right to left: the exponentials of later ones are out of reach."""
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
-    tile = WgmmaTile(128, 64, 3, kept, eager=True, staged=64)
-    plan_wgmma.plan_forward.cache_clear()
+    tile = WgmmaTile(128, 64, 3, queries == "kept", eager=True, staged=64)
+    tile = replace(tile, shared_probabilities=queries == "shared, and P")
     shape = Shape(1, 200, 500, head_dim=64, head_dim_v=64)
     arguments = draw(rng, shape, dtype, ["causal"] if growth < 50 else [])
     del arguments["dout"]
@@ -63,23 +155,20 @@ def test_scores_that_grow(engine, rng, monkeypatch, dtype, growth, kept):
     shaped[rows] = 500
     factor = growth ** np.linspace(1, 0, 500).round(1).reshape(shaped)
     arguments["k"] = (key.astype(np.float32) * factor).astype(key.dtype)
-    monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
-    check(engine, **arguments)
-    plan_wgmma.plan_forward.cache_clear()
+    with chosen(monkeypatch, tile):
+        check(engine, **arguments)
 
 
 def test_probabilities_leave_room_for_large_values(engine, rng, monkeypatch):
     """Keys that come later weigh exp(17) times as much, and values are 1e30."""
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
-    plan_wgmma.plan_forward.cache_clear()
     q = np.full((1, 64, 1, 64), 0.25, np.float32)
     k = np.zeros((1, 512, 1, 64), np.float32)
     k[:, :256] = 17 / (0.25 * 64 * 0.125)  # q . k times the scale
     v = (1e30 * (1 + rng.random((1, 512, 1, 64)))).astype(np.float32)
     tile = WgmmaTile(128, 128, 2, True, eager=True)
-    monkeypatch.setattr(plan_wgmma, "_choose", mock.Mock(return_value=tile))
-    out = call(engine, *(x.astype(ml_dtypes.bfloat16) for x in (q, k, v))).out
+    with chosen(monkeypatch, tile):
+        out = call(engine, *(x.astype(ml_dtypes.bfloat16) for x in (q, k, v))).out
     right = v[:, :256].mean(1)
     assert np.abs(out.astype(np.float64)[:, 0] / right - 1).max() < 0.01
-    plan_wgmma.plan_forward.cache_clear()
