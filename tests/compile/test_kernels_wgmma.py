@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cupyflash._cuda.compiler import compile_source
@@ -36,8 +38,30 @@ def test_tile_table(case: tuple[int, bool]) -> None:
     head_dim, causal = case
     table = (BANDED_TILES if causal else FORWARD_TILES).get(head_dim, FORWARD_TILES[head_dim])
     tile = table[CASES.index(case) % len(table)]
-    # Where exponentials do not wait, scores that are found again take registers of others.
-    check(plan_forward(problem_of(head_dim, causal), HOPPER, tile), 64 * tile.eager)
+    # Where exponentials do not wait, scores that are found again take registers of others; where
+    # three groups have wide tiles, band and mask do.
+    spilled = 64 * tile.eager + 32 * (tile.shared_probabilities and causal)
+    check(plan_forward(problem_of(head_dim, causal), HOPPER, tile), spilled)
+
+
+@pytest.mark.parametrize(
+    ("dims", "causal", "options", "spilled"),
+    [
+        ((128, 128), False, {}, 0),
+        ((128, 128), True, {}, 32),
+        ((128, 128), False, {"softcap": 3.0}, 16),
+        ((128, 128), True, {"softcap": 3.0, "extras": frozenset({"sinks"})}, 64),
+        ((128, 64), True, {}, 0),
+        ((96, 128), True, {}, 0),
+    ],
+    ids=str,
+)
+def test_probabilities_in_shared_memory(
+    dims: tuple[int, int], causal: bool, options: dict[str, object], spilled: int
+) -> None:
+    problem = replace(problem_of(128, causal, **options), head_dim=dims[0], head_dim_v=dims[1])
+    (tile,) = (tile for tile in FORWARD_TILES[128] if tile.shared_probabilities)
+    check(plan_forward(problem, HOPPER, tile), spilled)
 
 
 @pytest.mark.parametrize("head_dim", FLOAT8_TILES)
