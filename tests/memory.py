@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import numpy as np
 import cupyflash
 
 Array = Any
+_ALIGNMENT = 16  # bytes; memory of a GPU is aligned to more
 ON_HOST = {"numpy"}  # engines that work on NumPy arrays; tests/emulator adds to them
 
 
@@ -96,17 +98,33 @@ class Guarded:
         if kind == "reversed":
             cuts = (slice(-1 - margin, margin - 1, -1),) * len(shape)
 
-        def view(buffer: Array) -> Array:
-            return buffer[cuts].transpose(order)
+        lengths = tuple(step * shape[axis] + 2 * margin for axis in order)
+        self._lay_out(engine, lengths, lambda buffer: buffer[cuts].transpose(order), dtype, rng)
+        assert self.view.shape == shape
 
-        buffer = np.zeros([step * shape[axis] + 2 * margin for axis in order], dtype)
-        as_bytes = buffer.view(np.uint8)
+    @classmethod
+    def inside(
+        cls, engine: str, lengths: tuple[int, ...], view: Callable[[Array], Array], dtype: Any,
+        rng: Any,
+    ) -> Guarded:  # fmt: skip
+        """The view that `view` takes of a buffer, which starts at a multiple of 16 bytes."""
+        guarded = cls.__new__(cls)
+        guarded._lay_out(engine, lengths, view, dtype, rng)
+        return guarded
+
+    def _lay_out(
+        self, engine: str, lengths: tuple[int, ...], view: Callable[[Array], Array], dtype: Any,
+        rng: Any,
+    ) -> None:  # fmt: skip
+        memory = np.zeros(math.prod(lengths) * np.dtype(dtype).itemsize + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        as_bytes = memory[start : memory.size - _ALIGNMENT + start]
         as_bytes[...] = rng.integers(1, 120, as_bytes.shape)
+        buffer = as_bytes.view(dtype).reshape(lengths)
         self._before, self._outside = buffer.copy(), np.ones(buffer.shape, bool)
         view(self._outside)[...] = False
         self._buffer = to_engine(engine, buffer)
         self.view = view(self._buffer)
-        assert self.view.shape == shape
 
     def assert_rest_unchanged(self) -> None:
         self._assert_equal(self._outside, "bytes around out= changed")

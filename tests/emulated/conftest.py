@@ -30,6 +30,7 @@ CHOSEN = (
     r"every_number_is_read_exactly",
     r"float8_rounding_of_a_feature\[wgmma-causal\]",
     r"one_key_a_query\[wgmma\]",
+    r"out_amid_other_bytes\[wgmma-(narrow|long)-(columns|heads first|rows of more\]|reversed rows)",
     r"tiles_that_fetch_ahead\[wgmma-",
     r"grouped_heads_are_repeated_heads\[.*float16\]",
     r"every_shape_of_a_block\[mma-\((1, \(8, 1\)|5, )",
