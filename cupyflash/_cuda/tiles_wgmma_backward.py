@@ -164,7 +164,7 @@ BANDED_BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
 # Before those, where dq is to be the same bits in every run: whole heads need no turns, and may be
 # slower than blocks that do not take any.
 DETERMINISTIC_BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
-    64: (replace(_NARROW_HEADS, most_queries=2048),),
+    64: (replace(_NARROW_HEADS, most_queries=1024),),
     96: (_MEDIUM_HEADS,),
     128: (_MEDIUM_HEADS,),
 }
