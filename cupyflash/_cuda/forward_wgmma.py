@@ -1,4 +1,4 @@
-"""What the Hopper kernel is launched with: parameters, tensor maps, the order of query tiles."""
+"""What the Hopper kernel is launched with: parameters, tensor maps, places of query tiles."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wgmma_arguments(
         (*of_keys, problem.head_dim, config.block_n),
         (*of_keys, problem.head_dim_v, config.block_n),
     ]
-    if config.staged:
+    if config.staged:  # else nothing is written through a map
         shapes.append((*of_queries, problem.head_dim_v, WARP_ROWS))
     operands = [
         MappedOperand(

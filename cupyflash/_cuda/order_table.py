@@ -15,7 +15,7 @@ from cupyflash._problem import Problem
 
 __all__ = ["order_table"]
 
-# `tile_order` or `key_tile_order`.
+# `tile_places` or `key_tile_order`.
 _Order: TypeAlias = Callable[[Problem, int, int, int], npt.NDArray[np.int32]]
 
 

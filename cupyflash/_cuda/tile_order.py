@@ -138,7 +138,7 @@ def tile_places(problem: Problem, block_m: int, block_n: int, blocks: int) -> np
 def key_tile_order(
     problem: Problem, block_m: int, block_n: int, blocks: int
 ) -> npt.NDArray[np.int32]:
-    """Return the same for the backward, whose blocks take key tiles: of key-value heads."""
+    """Return what `tile_order` does, of key tiles of key-value heads, for the backward's blocks."""
     lengths = query_tiles(problem, block_m, block_n) * problem.group_size
     # Beside q and grad_out, their gradients' float32 sums pass.
     rows = problem.seqlen_q * (3 * problem.head_dim + problem.head_dim_v)

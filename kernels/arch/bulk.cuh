@@ -1,4 +1,4 @@
-// cp.async.bulk, cp.reduce.async.bulk (sm_90): the copy engine moves neighbouring bytes, and adds.
+// cp.async.bulk, cp.reduce.async.bulk (sm_90): the copy engine gets neighbouring bytes, and adds.
 #pragma once
 
 #include "arch/mbarrier.cuh"

@@ -3,8 +3,8 @@
 
 namespace cupyflash {
 
-/// `value`, of which the compiler knows nothing: what is computed from it is computed where it is
-/// written, instead of being kept in registers across a loop that has none to spare.
+/// `value`, of which the compiler knows nothing: it is computed here, and what is computed from it
+/// where that is written, instead of being kept in registers across a loop that has none to spare.
 template <class T>
 __device__ inline T opaque(T value) {
   if constexpr (sizeof(T) == 8) {

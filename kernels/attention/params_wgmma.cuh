@@ -31,7 +31,7 @@ struct WgmmaForwardParams {
 /// 2 that a row's scores are divided by, (m + log l) * log2(e), and D. Rows without keys, and rows
 /// past the end, have inf and 0.
 struct WgmmaBackwardParams : MmaBackwardParams {
-  const int* order;        // as above, of key tiles; persistent with windows, but whole heads
+  const int* order;        // of key tiles: tile_order.py; persistent with windows, but whole heads
   int first_query;         // that sees any key: row 0 of the maps of query and grad_out
   int first_key;           // that any query sees: row 0 of the maps of key and value
   float exponent_factor;   // from scores, or products, to exponents of 2

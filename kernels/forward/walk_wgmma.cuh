@@ -74,8 +74,8 @@ struct ForwardWalk {
     const QueryTilePlace found = params.places[place];
     if (found.first_row < 0) return false;
     place = found.next;
-    tile = {
-        {found.batch, 0, 0, attention.seqlen_q, attention.seqlen_k}, found.head, found.first_row};
+    const Sequence sequence = {found.batch, 0, 0, attention.seqlen_q, attention.seqlen_k};
+    tile = {sequence, found.head, found.first_row};
     band = visible_band<config.window>(attention, tile.sequence);
     const Range given = {tile.first_row + rows.begin, tile.first_row + rows.end};
     unmasked = band.seen_by_all(given);

@@ -72,8 +72,7 @@ struct PanelTile {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
   }
-  /// All of these, one after the other, for the opposite: of all addresses one is kept in a
-  /// register.
+  /// The opposite, of all steps one after the other: of their addresses one is kept in a register.
   struct RowWriter {
     unsigned start;
 
@@ -85,7 +84,7 @@ struct PanelTile {
     const int lane = threadIdx.x & 31;
     return {opaque(panel(0).chunk(row + (lane & 15), lane >> 4))};
   }
-  /// One of them.
+  /// The same of one step.
   __device__ void write(const unsigned (&fragment)[4], int row, int step) const {
     const int lane = threadIdx.x & 31;
     store_matrices(panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)), fragment);

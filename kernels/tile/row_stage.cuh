@@ -10,9 +10,8 @@
 namespace cupyflash {
 
 /// A warp's place for `cols` 16-bit elements of 16 rows: a part of a tile of `tile_rows`.
-template <int cols, int tile_rows = 16>
+template <int cols, int tile_rows>
 struct RowStage {
-  static constexpr int rows = 16;
   using Tile = PanelTile<tile_rows, cols>;
 
   unsigned address;  // of its rows in the tile, a multiple of 1024
