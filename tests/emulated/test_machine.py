@@ -56,6 +56,14 @@ def test_boxes_lie_where_tensor_maps_say(rng, swizzle):
     boxes.check_boxes(rng, swizzle, lambda values: (values, values.ctypes.data), run)
 
 
+@pytest.mark.parametrize("swizzle", boxes.SWIZZLES)
+def test_boxes_are_stored_where_tensor_maps_say(rng, swizzle):
+    def run(params: np.ndarray, image: np.ndarray) -> None:
+        launch(boxes, boxes.STORING_ENTRY, params, image.ctypes.data)
+
+    boxes.check_stored_boxes(rng, swizzle, lambda values: (values, values.ctypes.data), run)
+
+
 def test_boxes_between_chunks_are_seen(rng):
     """The GPU stops with an illegal instruction."""
     values = rng.normal(size=(1, 1, 8, 64)).astype(np.float16)

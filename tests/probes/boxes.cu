@@ -1,4 +1,5 @@
-// One box of an array of four axes in shared memory, as the copy engine leaves it there.
+// One box of an array of four axes, as the copy engine leaves it in shared memory, and back.
+#include "arch/bulk.cuh"
 #include "arch/shared_memory.cuh"
 #include "arch/tma.cuh"
 
@@ -6,7 +7,7 @@ namespace cupyflash {
 
 struct Params {
   TensorMap map;
-  uint4* image;  // what the box becomes in shared memory
+  uint4* image;  // what the box is in shared memory
   int at[4];     // the box's first element, the axis with neighbours first
   int bytes;     // of the box
 };
@@ -31,8 +32,24 @@ __device__ inline void copy(const Params& params) {
   }
 }
 
+__device__ inline void store(const Params& params) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const unsigned image = shared_address(shared_memory) + 1024;
+  const unsigned* words = reinterpret_cast<const unsigned*>(params.image);
+  for (int word = threadIdx.x; word < params.bytes / 4; word += blockDim.x) {
+    store_shared(image + word * 4, words[word]);
+  }
+  publish_shared();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    store_box(params.map, image, params.at[0], params.at[1], params.at[2], params.at[3]);
+    await_bulk_additions();
+  }
+}
+
 }  // namespace cupyflash
 
 using namespace cupyflash;
 
 extern "C" __global__ void box(const __grid_constant__ Params params) { copy(params); }
+extern "C" __global__ void stored_box(const __grid_constant__ Params params) { store(params); }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyflash._cuda import tensor_map
+from tests.memory import to_host
 
 SOURCE = Path(__file__).with_name("boxes.cu").read_text("utf-8")
-ENTRY, POINTERS = "box", ("image",)
+ENTRY, STORING_ENTRY, POINTERS = "box", "stored_box", ("image",)
 THREADS, SHARED_MEMORY = 128, 96 << 10
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row -> CUtensorMapSwizzle
 _CHUNK = 16  # bytes: boxes begin at multiples, elsewhere is an illegal instruction
@@ -46,6 +47,43 @@ def encode(address: int, shape: tuple[int, ...], box: tuple[int, ...], swizzle: 
     return memory.raw[start : start + tensor_map.BYTES]
 
 
+class Box(NamedTuple):
+    """A box of an array, and how shared memory holds it."""
+
+    array: tuple[int, ...]
+    lengths: tuple[int, ...]
+    at: list[int]
+    inside: np.ndarray  # which of its elements the array has
+    index: tuple[np.ndarray, ...]  # where the array has these
+    places: np.ndarray  # of its elements in shared memory
+
+
+def draw_box(rng: np.random.Generator, swizzle: int) -> Box:
+    """A box that may begin before the array and end after it."""
+    array = (*map(int, rng.integers(1, 30, 3)), 8 * int(rng.integers(1, 20)))
+    width = swizzle // _ITEM or 8 * int(rng.integers(1, 9))
+    lengths = (*map(int, rng.integers(1, 3, 2)), int(rng.integers(1, 40)), width)
+    steps = 1, 1, 1, _CHUNK // _ITEM
+    at = [
+        step * int(rng.integers(-size // step, length // step + 1))
+        for size, length, step in zip(lengths, array, steps, strict=True)
+    ]
+    index = np.indices(lengths) + np.reshape(at, (4, 1, 1, 1, 1))
+    inside = ((index >= 0) & (index < np.reshape(array, (4, 1, 1, 1, 1)))).all(axis=0)
+    byte = np.arange(inside.size) * _ITEM
+    if swizzle:
+        byte ^= (byte >> 7 & (swizzle // 16 - 1)) << 4
+    return Box(array, lengths, at, inside, tuple(index[:, inside]), byte // _ITEM)
+
+
+def params_of(box: Box, address: int, swizzle: int) -> np.ndarray:
+    """What the kernels are told of a box."""
+    params = np.zeros((), PARAMS)
+    params["map"] = np.void(encode(address, box.array, box.lengths, swizzle))
+    params["at"], params["bytes"] = box.at[::-1], box.places.size * _ITEM
+    return params
+
+
 def check_boxes(
     rng: np.random.Generator,
     swizzle: int,
@@ -54,29 +92,32 @@ def check_boxes(
 ) -> None:
     """`place` an array where boxes are copied from (and its address), `run` with parameters."""
     for _ in range(10):
-        shape = (*map(int, rng.integers(1, 30, 3)), 8 * int(rng.integers(1, 20)))
-        width = swizzle // _ITEM or 8 * int(rng.integers(1, 9))
-        box = (*map(int, rng.integers(1, 3, 2)), int(rng.integers(1, 40)), width)
-        steps = 1, 1, 1, _CHUNK // _ITEM
-        at = [
-            step * int(rng.integers(-size // step, length // step + 1))
-            for size, length, step in zip(box, shape, steps, strict=True)
-        ]
-        values = rng.normal(size=shape).astype(np.float16)
+        box = draw_box(rng, swizzle)
+        values = rng.normal(size=box.array).astype(np.float16)
         placed, address = place(values)
-
-        expected = np.zeros(box, np.float16)
-        index = np.indices(box) + np.reshape(at, (4, 1, 1, 1, 1))
-        inside = ((index >= 0) & (index < np.reshape(shape, (4, 1, 1, 1, 1)))).all(axis=0)
-        expected[inside] = values[tuple(index[:, inside])]
-        byte = np.arange(expected.size) * _ITEM
-        if swizzle:
-            byte ^= (byte >> 7 & (swizzle // 16 - 1)) << 4
+        expected = np.zeros(box.lengths, np.float16)
+        expected[box.inside] = values[box.index]
         image = np.empty(expected.size, np.float16)
-        image[byte // _ITEM] = expected.ravel()
-
-        params = np.zeros((), PARAMS)
-        params["map"] = np.void(encode(address, shape, box, swizzle))
-        params["at"], params["bytes"] = at[::-1], image.nbytes
-        np.testing.assert_array_equal(run(params), image)
+        image[box.places] = expected.ravel()
+        np.testing.assert_array_equal(run(params_of(box, address, swizzle)), image)
         del placed
+
+
+def check_stored_boxes(
+    rng: np.random.Generator,
+    swizzle: int,
+    place: Callable[[np.ndarray], tuple[Any, int]],
+    run: Callable[[np.ndarray, np.ndarray], None],
+) -> None:
+    """`place` an array that boxes are copied to, `run` with parameters and the box's image."""
+    for _ in range(10):
+        box = draw_box(rng, swizzle)
+        values, stored = (
+            rng.normal(size=size).astype(np.float16) for size in (box.array, box.lengths)
+        )
+        placed, address = place(values.copy())
+        image = np.empty(stored.size, np.float16)
+        image[box.places] = stored.ravel()
+        run(params_of(box, address, swizzle), image)
+        values[box.index] = stored[box.inside]
+        np.testing.assert_array_equal(to_host(placed), values)
