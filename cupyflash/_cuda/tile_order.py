@@ -104,7 +104,7 @@ def tile_order(problem: Problem, block_m: int, block_n: int, blocks: int) -> npt
     heads = -(-pairs // groups) * problem.group_size
     costs = lengths.astype(np.float64) + _QUERY_TILE_START
     rows_of_last = problem.seqlen_q - (len(lengths) - 1) * block_m
-    costs[-1] *= _LEAST_SHARE + (1 - _LEAST_SHARE) * min(1, round_up(rows_of_last, ROWS) / block_m)
+    costs[-1] *= _LEAST_SHARE + (1 - _LEAST_SHARE) * round_up(rows_of_last, ROWS) / block_m
     return _dealt(costs, problem.batch * problem.num_heads, heads, blocks)
 
 
