@@ -23,6 +23,8 @@ UNIT = 4 / 12**0.5
 # The most that is granted to P, relative to it: where scores are so large that rounding says
 # nothing of P, it must not allow everything.
 CAP = 2.0**-7
+# Tensor-core engines take tanh itself for larger softcaps.
+LARGEST_CANCELLED = 64.0
 
 
 def deviations(dtype: str, steps: dict[str, Any]) -> dict[str, float]:
@@ -53,7 +55,10 @@ def deviations(dtype: str, steps: dict[str, Any]) -> dict[str, float]:
 def _forward(s: SimpleNamespace) -> dict[str, Array]:
     xp, seen = s.xp, s.prob > 0
     s.product_off = s.rounding * abs(s.scale) * _lengths(xp, s.query, s.key)
-    score_off = (s.product_off * s.slope + s.rounding * sum(map(abs, s.passed))) * abs(s.factor)
+    passed = sum(map(abs, s.passed))
+    if s.softcap:  # less 2 softcap / (1 + exp): cancels, but for large ones, to an ulp of softcap
+        passed = passed + min(s.softcap, LARGEST_CANCELLED)
+    score_off = (s.product_off * s.slope + s.rounding * passed) * abs(s.factor)
     score_off = xp.where(seen, score_off + s.rounding * abs(s.score[..., :-1]), 0)
     # The exponential is off by its argument's error, and by two ulps of its own.
     argument = s.rounding * (abs(s.finite_max)[..., None] + 4)

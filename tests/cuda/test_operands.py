@@ -56,18 +56,3 @@ def test_boxes_lie_where_tensor_maps_say(rng, launcher, swizzle):
         return image.get()
 
     boxes.check_boxes(rng, swizzle, place, run)
-
-
-@pytest.mark.parametrize("swizzle", boxes.SWIZZLES)
-def test_boxes_are_stored_where_tensor_maps_say(rng, launcher, swizzle):
-    import cupy
-
-    def place(values: np.ndarray) -> tuple[Any, int]:
-        placed = cupy.asarray(values)
-        return placed, placed.data.ptr
-
-    def run(params: np.ndarray, image: np.ndarray) -> None:
-        placed = cupy.asarray(image)
-        launcher(boxes, boxes.STORING_ENTRY, params)(1, placed.data.ptr)
-
-    boxes.check_stored_boxes(rng, swizzle, place, run)
