@@ -1,7 +1,8 @@
 """Publish a run of ``python -m cupyflash bench --json RUN.json``: ``publish_bench.py RUN.json``.
 
 Writes docs/benchmarks/CARD.json and two plots, and the table between the marks in README.md. A run
-of one engine (``--engine``) is CARD-ENGINE.json, and stays out of README.md.
+of one engine (``--engine``) is CARD-ENGINE.json, and stays out of README.md. Runs that differ in
+``--directions`` alone may be given together.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from cupyflash.bench.workloads import DIRECTIONS, MASKS  # noqa: E402
 FLASH = "torch-flash"
 
 
-def main(run: Path) -> None:
-    """Publish one run."""
-    content = json.loads(run.read_text(encoding="utf-8"))
+def main(*runs: Path) -> None:
+    """Publish a run, or one of each direction."""
+    content = together([json.loads(run.read_text(encoding="utf-8")) for run in runs])
     content["command"] = without_folders(content["command"])
     name = file_name(content)
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -44,6 +45,16 @@ def main(run: Path) -> None:
     readme = ROOT / "README.md"
     before, _, after = split(readme.read_text(encoding="utf-8"))
     readme.write_text(f"{before}{section(content)}{after}", encoding="utf-8")
+
+
+def together(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the runs as one; of what they say of the machine, the first one's."""
+    first, *others = contents
+    if not others:
+        return first
+    command = re.sub(r" --directions \w+", "", first["command"])
+    rows = [row for content in contents for row in content["rows"]]
+    return {**first, "command": command, "rows": rows}
 
 
 def file_name(content: dict[str, Any]) -> str:
@@ -125,8 +136,11 @@ def table(results: Sequence[Result]) -> list[str]:
         row = (DIRECTIONS.index(race[0].direction), workload.head_dim, workload.causal)
         cells.setdefault(row, {})[workload.seqlen_q] = cell(race)
     lengths = sorted({length for row in cells.values() for length in row})
+    columns = ["ours", LABELS[FLASH], "best peer"]
+    if not any(each.contender == FLASH for each in results):
+        del columns[1]
     lines = [
-        f"| TFLOP/s: ours / {LABELS[FLASH]} / best peer | {' | '.join(map(str, lengths))} |",
+        f"| TFLOP/s: {' / '.join(columns)} | {' | '.join(map(str, lengths))} |",
         f"|{'---|' * (1 + len(lengths))}",
     ]
     for (direction, head_dim, causal), row in sorted(cells.items()):
@@ -139,11 +153,12 @@ def cell(race: Sequence[Result]) -> str:
     """Return ours, FlashAttention-2's and the best peer's speed, with the latter's name."""
     speeds = {each.contender: each.tflops for each in race if each.tflops}
     best = best_peer(race)
-    found = [f"{speeds[name]:.0f}" if name in speeds else "-" for name in (OURS, FLASH)]
+    shown = [OURS, FLASH] if any(each.contender == FLASH for each in race) else [OURS]
+    found = [f"{speeds[name]:.0f}" if name in speeds else "-" for name in shown]
     if best is not None and best.contender != FLASH:
         found.append(f"{best.tflops:.0f} {LABELS.get(best.contender, best.contender)}")
     return " / ".join(found)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

@@ -88,6 +88,32 @@ def test_a_run_is_published(publish: Any, tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
+def test_a_run_of_each_direction_without_flash_attention_2(
+    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+    (tmp_path / "README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
+    files = []
+    for direction in ("forward", "backward"):
+        run = made_up()
+        run["command"] = f"python -m cupyflash bench --directions {direction} --rounds 3"
+        run["rows"] = [
+            row
+            for row in run["rows"]
+            if row["direction"] == direction and row["contender"] != "torch-flash"
+        ]
+        files.append(tmp_path / f"{direction}.json")
+        files[-1].write_text(json.dumps(run))
+    publish.main(*files)
+    text = (tmp_path / "README.md").read_text()
+    assert "`python -m cupyflash bench --rounds 3`" in text
+    assert "| TFLOP/s: ours / best peer |" in text and "FlashAttention-2" not in text
+    for direction in ("forward", "backward"):
+        assert f"| {direction}, d 64, full | 400 / 500 FlashAttention-3 |" in text
+
+
 def test_a_run_of_one_engine_stays_out_of_the_readme(
     publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
