@@ -29,6 +29,7 @@ LABELS = {  # what a contender's name means to somebody who has not read `peers`
     "torch-flash": "FlashAttention-2",
     "torch-cudnn": "cuDNN",
     "fa3": "FlashAttention-3",
+    "fa3-ffi": "FlashAttention-3 (FFI)",
     "fa4": "FlashAttention-4",
     "cudnn-frontend": "cuDNN's front end",
 }
