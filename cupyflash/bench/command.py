@@ -45,8 +45,8 @@ from cupyflash.errors import UnsupportedError
 __all__ = ["add_arguments", "bench"]
 
 _DISTRIBUTIONS = (
-    "numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "tokenspeed-fa3", "flash-attn-4",
-    "nvidia-cudnn-frontend",
+    "numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "tokenspeed-fa3",
+    "dew-flash-attn-cu13", "flash-attn-4", "nvidia-cudnn-frontend",
 )  # fmt: skip
 _MOST_COPIES = 64
 

@@ -13,6 +13,7 @@ from cupyflash.attention import (
     flash_attention_forward,
 )
 from cupyflash.bench.cudnn_peer import CudnnFrontend
+from cupyflash.bench.fa3_ffi_peer import FlashAttention3Ffi
 from cupyflash.bench.inputs import Inputs
 from cupyflash.bench.torch_peers import (
     TorchPeer,
@@ -163,6 +164,7 @@ PEERS: dict[str, Contender] = {
         TorchPeer("torch-flash", sdpa("FLASH_ATTENTION"), bottom_right=False),
         TorchPeer("torch-cudnn", sdpa("CUDNN_ATTENTION"), bottom_right=False),
         TorchPeer("fa3", flash_attn("flash_attn_interface"), "flash_attn_interface", float8=True),
+        FlashAttention3Ffi(),
         TorchPeer("fa4", flash_attn("flash_attn.cute.interface"), "flash_attn.cute.interface"),
         CudnnFrontend(),
     )

@@ -139,7 +139,8 @@ def run(*arguments: str, hidden: Sequence[str] = (), folder: Path) -> tuple[int,
 def test_help_names_every_peer(tmp_path: Path) -> None:
     status, output = run("--help", folder=tmp_path)
     assert status == 0
-    assert all(name in output for name in PEERS)
+    unbroken = "".join(output.split())  # lines end at hyphens, too
+    assert all(name in unbroken for name in PEERS)
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
