@@ -17,7 +17,7 @@ struct WgmmaForwardConfig {
   int store_width;     // elements that one store moves
   int staged;          // columns of out that pass shared memory at a time, to the copy engine; or 0
   bool query_in_registers;
-  bool shared_probabilities;  // P is an operand in shared memory, as is Q then; 16 bits only
+  bool shared_probabilities;  // P is an operand in shared memory, as is Q then
   bool joined;                // products of two query tiles overlap
   bool sums_by_tile;  // each key tile's sums are added in float32: FP8 tensor cores round more
   bool turns;         // warpgroups issue their products one after the other
