@@ -91,6 +91,7 @@ def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
     ):
         yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, roles, direct)
     yield from _staying()
+    yield from _ahead()
 
 
 def _staying() -> Iterator[Tile]:
@@ -103,6 +104,16 @@ def _staying() -> Iterator[Tile]:
     ):
         yield WgmmaBackwardTile(
             block_m, block_n, 2, grad_out_stages, early, roles, direct, True, whole
+        )
+
+
+def _ahead() -> Iterator[Tile]:
+    """Scores a query tile ahead, by blocks that stay and such that do not."""
+    for (block_m, early), stages, grad_out_stages, stays in product(
+        ((128, False), (64, True), (64, False)), (2, 3), (1, 2), (False, True)
+    ):
+        yield WgmmaBackwardTile(
+            block_m, 128, stages, grad_out_stages, early, persistent=stays, ahead=True
         )
 
 

@@ -115,11 +115,13 @@ class WgmmaTile:
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
         if self.shared_probabilities:
-            if self.query_in_registers or self.itemsize == 1:
-                return "P is in shared memory only beside Q, and only in 16 bits"
+            if self.query_in_registers:
+                return "P is in shared memory only beside Q"
             if head_dim_v not in _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES:
                 return "with P in shared memory head_dim_v must be up to 64, or 97 to 128"
-            if self.staged_columns(head_dim_v) > round_up(self.block_n, PANEL_BYTES // 2):
+            if 2 * self.staged_columns(head_dim_v) > self.itemsize * round_up(
+                self.block_n, PANEL_BYTES // self.itemsize
+            ):
                 return "out takes the place of P in shared memory, which must be as wide"
         registers = self.block_n // 2
         if not self.shared_probabilities:

@@ -38,6 +38,7 @@ _SCORE_TILES = 2  # of dS in shared memory
 _MAX_REGISTERS = {1: 224, 2: 224, 3: 144}
 
 _WIDTHS = (64, 96, 128, 192, 256)  # of dK and dV for which there is an instruction
+_WIDTHS_AHEAD = (64, 128)  # of dK, whose left operand is in shared memory then
 QUERY_WIDTHS = (64, 128)  # of a tile of scores
 _SUM_WIDTHS = (64, 128)  # of a consumer's part of dq
 
@@ -52,7 +53,8 @@ class WgmmaBackwardTile:
     blocks stay: while one ends a key tile, what is in flight is the next one's. With `whole_heads`
     a block takes all key tiles of a head: nobody else adds to its dQ, which is neither cleared
     beforehand nor converted afterwards. `most_queries`: that pass by a key tile, for the tile to be
-    preferred to those after it in a table; 0: any number.
+    preferred to those after it in a table; 0: any number. `ahead`: scores of the next query tile
+    are asked for before this one's gradients, and exponentials run beside these.
     """
 
     block_m: int
@@ -65,6 +67,7 @@ class WgmmaBackwardTile:
     persistent: bool = False
     whole_heads: bool = False
     most_queries: int = 0
+    ahead: bool = False
 
     @property
     def consumers(self) -> int:
@@ -101,6 +104,10 @@ class WgmmaBackwardTile:
             return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
         if self.whole_heads and not (self.persistent and (self.direct or self.roles)):
             return "whole heads need blocks that stay, and dQ added from registers"
+        if self.ahead and (self.roles or self.direct):
+            return "scores are not a tile ahead with roles, nor where dQ is added from registers"
+        if self.ahead and head_dim not in _WIDTHS_AHEAD:
+            return "scores are a tile ahead for head_dim up to 64, or 97 to 128"
         if self.roles:
             both = self.block_m == self.block_n == ROWS and self.early
             return None if both else f"roles need {ROWS} queries and keys, and P rounded at once"

@@ -17,7 +17,7 @@ struct WgmmaForwardConfig {
   int store_width;     // elements that one store moves
   int staged;          // columns of out that pass shared memory at a time, to the copy engine; or 0
   bool query_in_registers;
-  bool shared_probabilities;  // P is an operand in shared memory, as is Q then; 16 bits only
+  bool shared_probabilities;  // P is an operand in shared memory, as is Q then
   bool joined;                // products of two query tiles overlap
   bool sums_by_tile;  // each key tile's sums are added in float32: FP8 tensor cores round more
   bool turns;         // warpgroups issue their products one after the other
@@ -49,6 +49,7 @@ struct WgmmaBackwardConfig {
   int grad_out_stages;  // and tiles of grad_out
   bool early;           // P^T is rounded at once, and dV asked for before dS is formed
   bool roles;           // of two consumer warpgroups one makes dV, the other dK, of the same keys
+  bool ahead;        // scores of the next query tile are asked for before this one's gradients
   bool direct;       // dQ is added from registers, not by way of shared memory; with roles always
   bool persistent;   // blocks stay, and take one key tile after another
   bool whole_heads;  // all of a head, in order: then only one block adds to its dQ

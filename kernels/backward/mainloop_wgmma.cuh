@@ -62,7 +62,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     }
   }
 
- private:
+ protected:
   struct State {
     typename Shape::KeySums grad_key;
     typename Shape::ValueSums grad_value;
@@ -119,8 +119,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     await_products<0>();
     settle(state.grad_value);
     this->release(pipeline.grad_out_empty(grad_out_at));
-    this->start_query_sums(grad_query, pipeline.score(state.count), row_part(),
-                           col_part() * sum_panels);
+    this->start_query_sums(grad_query, pipeline.score(state.count), row_part(), first_panel());
     this->start_sums(state.grad_key, state.ds, pipeline.query(query_at));
   }
 
@@ -130,7 +129,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
     settle(grad_query);
     this->release_last(pipeline.key_empty(), walk);
     if constexpr (config.direct) {
-      this->add_sums(grad_query, sum_row(), col_part() * sum_panels, walk, state.count);
+      this->add_sums(grad_query, sum_row(), first_panel(), walk, state.count);
     } else {
       stage(grad_query, state.count);
     }
@@ -149,13 +148,13 @@ struct BackwardMainloop : BackwardConsumer<config> {
 
   /// Of this warpgroup among those that share dQ.
   __device__ int row_part() const { return warp_row / 64 / col_parts; }
-  __device__ int col_part() const { return warp_row / 64 % col_parts; }
+  __device__ int first_panel() const { return warp_row / 64 % col_parts * sum_panels; }
   /// First row of this warp in the query tile, of its part of dQ.
   __device__ int sum_row() const { return row_part() * 64 + warp_row % 64; }
 
   /// Hands this warp's part of dQ to the reducer, in the order of the sums in global memory.
   __device__ void stage(GradQuery& grad_query, unsigned count) const {
-    const int first = Base::sums_offset(sum_row(), col_part() * sum_panels);
+    const int first = Base::sums_offset(sum_row(), first_panel());
     const unsigned target = pipeline.sums() + 4 * first;
     pipeline.sums_empty().wait((count & 1) ^ 1);
     Base::put_sums(grad_query,

@@ -249,7 +249,8 @@ struct ForwardConsumer {
     form_scores(state, walk, masked);
   }
 
-  /// P becomes the left operand of P V. In shared memory warps read their own rows alone.
+  /// P becomes the left operand of P V. In shared memory each warp's part of a product reads the
+  /// warp's own rows, as the hardware does it, so that warps need not wait for each other.
   __device__ void round(State& state) const {
     if constexpr (config.shared_probabilities) {
       if constexpr (config.staged > 0) pipeline.stage(warp_row).finish();  // out was there
@@ -257,7 +258,7 @@ struct ForwardConsumer {
       p.template round<config.dtype>(state.scores);
       const auto rows = pipeline.probabilities().row_writer(warp_row);
 #pragma unroll
-      for (int step = 0; step < Shape::n_tiles / 2; ++step) rows.write(p.at[step][0], step);
+      for (int step = 0; step < value_steps; ++step) rows.write(p.words(step), step);
       publish_shared();
       __syncwarp();
     } else {
@@ -328,17 +329,30 @@ struct ForwardConsumer {
     pipeline.value_full(state.value_at).wait(state.value_at.round);
     products_see_registers();
     const auto values = pipeline.value(state.value_at);
-    if constexpr (config.sums_by_tile) {
-      accumulate_rows<true, 0, value_steps>(state.tile_sums, state.p, values);
+    auto& sums = sums_of_tile(state);
+    if constexpr (config.shared_probabilities) {
+      const auto p = pipeline.probabilities();
+      const int row = group * Shape::warpgroup_rows;
+      if constexpr (float8) {
+        accumulate_columns<config.dtype, config.sums_by_tile, value_steps>(sums, p, row, values);
+      } else {
+        accumulate_rows<config.dtype, value_steps>(sums, p, row, values);
+      }
     } else if constexpr (float8) {
-      accumulate_rows<false, 0, value_steps>(state.sums, state.p, values);
-    } else if constexpr (config.shared_probabilities) {
-      accumulate_rows<config.dtype, value_steps>(state.sums, pipeline.probabilities(),
-                                                 group * Shape::warpgroup_rows, values);
+      accumulate_rows<config.sums_by_tile, 0, value_steps>(sums, state.p, values);
     } else {
-      accumulate_rows<config.dtype, 0, value_steps>(state.sums, state.p, values);
+      accumulate_rows<config.dtype, 0, value_steps>(sums, state.p, values);
     }
     commit_products();
+  }
+
+  /// Where products with a key tile's values are added.
+  __device__ static Sums& sums_of_tile(State& state) {
+    if constexpr (config.sums_by_tile) {
+      return state.tile_sums;
+    } else {
+      return state.sums;
+    }
   }
 
   __device__ void end_sums(State& state) const {

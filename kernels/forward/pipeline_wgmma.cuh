@@ -17,7 +17,7 @@ struct WgmmaForwardShape {
   using KeyTile = PanelTile<config.block_n, config.head_dim, itemsize>;
   using LandedTile = PanelTile<config.block_n, config.head_dim_v, itemsize>;  // values as they come
   using TransposedTile = PanelTile<config.head_dim_v, config.block_n, itemsize>;
-  using ProbabilityTile = PanelTile<config.block_m, config.block_n>;
+  using ProbabilityTile = PanelTile<config.block_m, config.block_n, itemsize>;
   using ValueTile = typename Either<transposes, TransposedTile, LandedTile>::Type;
 
   // Each consumer warpgroup has 64 rows, each of its warps 16.

@@ -103,6 +103,9 @@ template <int m_tiles, int n_tiles>
 struct MmaOperand {
   unsigned at[n_tiles / 2][m_tiles][4];
 
+  /// A lane's part of 16 columns of the first 16 rows.
+  __device__ const unsigned (&words(int step) const)[4] { return at[step][0]; }
+
   __device__ unsigned& upper(int i, int j) { return at[j / 2][i][j % 2 * 2]; }
   __device__ unsigned& lower(int i, int j) { return at[j / 2][i][j % 2 * 2 + 1]; }
   __device__ unsigned upper(int i, int j) const { return at[j / 2][i][j % 2 * 2]; }

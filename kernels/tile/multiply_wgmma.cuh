@@ -20,6 +20,9 @@ template <int n_tiles>
 struct Float8Operand {
   unsigned at[n_tiles / 4][4];
 
+  /// A lane's part of 32 columns.
+  __device__ const unsigned (&words(int step) const)[4] { return at[step]; }
+
   template <DataType dtype>
   __device__ void round(const MmaFragment<1, n_tiles>& values) {
 #pragma unroll
@@ -102,7 +105,22 @@ __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums, const Left
   }
 }
 
-/// The same for bytes, with `right` transposed: over its columns 32 * first ... 32 * end - 1. With
+/// The same for bytes, with `right` transposed: over 32 * steps of its columns. With `fresh` the
+/// sums start from 0.
+template <DataType dtype, bool fresh, int steps, int n_tiles, class Left, class Tile>
+__device__ inline void accumulate_columns(MmaFragment<1, n_tiles>& sums, const Left& left,
+                                          int first_row, const Tile& right) {
+  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
+  const uint64 a = left.operand(first_row), b = right.operand();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    SharedProduct<dtype, n_tiles * 8>::multiply(sum, advance_operand(a, Left::column_bytes(step)),
+                                                advance_operand(b, Tile::column_bytes(step)),
+                                                !fresh || step > 0);
+  }
+}
+
+/// With `left` in registers: over its columns 32 * first ... 32 * end - 1. With
 /// `fresh` the sums start from 0.
 template <bool fresh, int first, int end, int n_tiles, int left_tiles, class Tile>
 __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,

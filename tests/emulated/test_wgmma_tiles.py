@@ -137,6 +137,25 @@ def test_float8_rows_pass_shared_memory(engine, rng, monkeypatch, window):
     assert_within_rounding(engine, result, real | window)
 
 
+@pytest.mark.parametrize("window", [{}, {"causal": True}], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "block_m", "by_tile"), [(64, 192, True), (128, 192, False), (128, 128, True)]
+)
+def test_float8_probabilities_in_shared_memory(
+    engine, rng, monkeypatch, head_dim, block_m, by_tile, window
+):
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    tile = WgmmaTile(
+        block_m, 128, 2, False, staged=64, itemsize=1, sums_by_tile=by_tile,
+        shared_probabilities=True, joined=False,
+    )  # fmt: skip
+    float8, real = draw_float8(rng, Shape(2, 300, 330, 4, 2, head_dim, head_dim), ["gqa"], "bshd")
+    with chosen(monkeypatch, tile):
+        result = call(engine, **dict(float8, out_dtype="bfloat16"), **window)
+    assert_within_rounding(engine, result, real | window)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("growth", [4.0, 12.0, 60.0, 500.0])
 @pytest.mark.parametrize("queries", ["shared", "kept", "shared, and P"])

@@ -112,7 +112,7 @@ def test_a_given_tiling_is_taken() -> None:
         (Tiling(128, 96, 2, 12), "block_n must be one of"),
         (Tiling(128, 128, 1, 12), "stages"),
         (Tiling(128, 128, 2, 8), "4 warps for each 64"),
-        (Tiling(192, 128, 2, 16), "registers"),
+        (Tiling(256, 128, 2, 20), "registers"),
         (Tiling(128, 128, 4, 12), "shared memory"),
         (WgmmaTile(128, 80, 2, True), "block_n must be one of"),
     ],
@@ -120,6 +120,11 @@ def test_a_given_tiling_is_taken() -> None:
 def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) -> None:
     with pytest.raises(UnsupportedError, match=limit):
         plan_forward(problem_of(128, 128), HOPPER, tiling)
+
+
+def test_a_tile_of_the_table_may_be_asked_for_at_any_length() -> None:
+    config = plan_forward(problem_of(128, 128), HOPPER, Tiling(192, 128, 2, 16)).config
+    assert config.shared_probabilities and config.block_m == 192
 
 
 def test_columns_of_out_that_pass_shared_memory() -> None:
@@ -149,7 +154,7 @@ SHARED = WgmmaTile(192, 128, 2, False, staged=128, shared_probabilities=True, jo
         ({"block_n": 80}, 128, None),
         ({"shared_probabilities": False}, 128, "160 registers"),
         ({"query_in_registers": True}, 128, "only beside Q"),
-        ({"itemsize": 1, "block_n": 96}, 128, "only in 16 bits"),
+        ({"itemsize": 1, "block_n": 96}, 128, "takes the place of P"),
         ({}, 96, "up to 64, or 97 to 128"),
         ({}, 192, "up to 64, or 97 to 128"),
         ({"block_n": 64}, 128, "takes the place of P"),
