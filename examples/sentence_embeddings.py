@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--compare", action="store_true", help="also run onnxruntime")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()
+    if arguments.file and not arguments.file.is_file():
+        parser.error(f"--file: there is no file {arguments.file}")
 
     folder = find_weights()
     if folder is None:

@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("--audio", type=Path, help="16-bit PCM .wav, 16 kHz, one channel")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()
+    if arguments.audio and not arguments.audio.is_file():
+        parser.error(f"--audio: there is no file {arguments.audio}")
     folder = find_weights()
     if folder is None:
         sys.exit(f"The pretrained weights are not installed: {NEEDS}")

@@ -139,6 +139,13 @@ def test_what_is_missing_is_named(run, bare_machine, script, cure):
     assert cure in run(EXAMPLES / script, status=1, PYTHONPATH=bare_machine)
 
 
+@pytest.mark.parametrize(
+    ("script", "option"), [("sentence_embeddings.py", "--file"), ("speech_encoder.py", "--audio")]
+)
+def test_a_file_that_does_not_exist_is_named(run, script, option):
+    assert f"{option}: there is no file nope" in run(EXAMPLES / script, option, "nope", status=2)
+
+
 # --- without a model ----------------------------------------------------------------------------
 
 
