@@ -27,23 +27,24 @@ def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return (np.matmul(scores, v) / row_sum).swapaxes(1, 2)
 
 
-def best_of(call: Callable[[], object], repeats: int = 5) -> float:
-    times = []
+def best_of(*calls: Callable[[], object], repeats: int = 5) -> list[float]:
+    """Return the least seconds of each call; they take turns, as the load of others changes."""
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        for call, taken in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    return list(map(min, times))
 
 
 def main() -> None:
     rng = np.random.default_rng(0)
     for seqlen, heads, limit in CASES:
         qkv = [rng.standard_normal((1, seqlen, heads, 64), np.float32) for _ in range(3)]
-        naive = best_of(partial(dense, *qkv))
-        tiled = best_of(partial(cupyflash.flash_attention, *qkv))
+        naive, tiled = best_of(partial(dense, *qkv), partial(cupyflash.flash_attention, *qkv))
         out, saved = cupyflash.flash_attention_forward(*qkv)
-        backward = best_of(partial(cupyflash.flash_attention_backward, out, saved), 2)
+        (backward,) = best_of(partial(cupyflash.flash_attention_backward, out, saved), repeats=2)
         verdict = "ok" if tiled <= limit * naive else f"TOO SLOW, limit {limit}"
         print(
             f"(1, {seqlen}, {heads}, 64) float32: dense {naive:.3f} s, tiled {tiled:.3f} s, ratio "
