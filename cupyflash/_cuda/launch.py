@@ -182,7 +182,7 @@ class LaunchSequence(Launcher):
         self._functions = [function for function, *_ in kernels]  # they hold their modules
         self._kernels = [(function.ptr, *sizes) for function, *sizes in kernels if sizes[0]]
 
-    def run(self, stream: Any, *values: float) -> None:
+    def run(self, stream: Any, values: tuple[float, ...]) -> None:
         """Launch all with these varying fields on the `current_stream` of the current device."""
         launch, pointers, queue = self._driver.launchKernel, self._pointers_address, stream.ptr
         with self._lock:
@@ -191,7 +191,7 @@ class LaunchSequence(Launcher):
                 launch(address, blocks, 1, 1, threads, 1, 1, memory, queue, pointers, 0)
 
     def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
-        self.run(self.current_stream(), *values)
+        self.run(self.current_stream(), values)
 
 
 def _varying_format(dtype: np.dtype[np.void], varying: Sequence[str]) -> tuple[int, str]:

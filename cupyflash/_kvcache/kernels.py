@@ -98,11 +98,12 @@ class KernelCall:
             statistics = sums + prepared.statistics
             if prepared.turns:
                 attended = sums + prepared.turned
-        prepared.launches.run(
-            stream, query, attended, key, value, new_key, new_value,
+        values = (
+            query, attended, key, value, new_key, new_value,
             decode.address(out), decode.address(lse), *others,
             sums, statistics, self._faults, length,
         )  # fmt: skip
+        prepared.launches.run(stream, values)
         return out, lse
 
     def _prepare(self, steps: int) -> decode.Prepared:

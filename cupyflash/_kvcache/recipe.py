@@ -48,6 +48,9 @@ class GivenArrays(NamedTuple):
     v_descale: Any
 
 
+_BLOCKS = GivenArrays._fields.index("cache_batch_idx")  # in CacheArrays too
+
+
 class Recipe:
     """All of one kind of call but its addresses and its length."""
 
@@ -77,28 +80,25 @@ class Recipe:
         Parameters
         ----------
         addresses : list of int
-            Of `GivenArrays`, in that order; 0 for what is no array.
+            From `look_up`.
         lengths : as given
         wants_lse : bool
         """
-        query, key, value, new_key, new_value, own, leftpad, chosen, table, *others = addresses
         length = longest = self._capacity
         if type(lengths) is int:
             if not 0 <= lengths <= self._last:
                 return None
             length, longest = lengths, lengths + self._new_tokens
-        if self._tokens_meet and not self._apart(key, value, (query, new_key, new_value)):
+        if self._tokens_meet and not self._apart(*addresses[:5]):
             return None
-        used = (  # CacheArrays
-            query, key, value, new_key, new_value, own, leftpad, chosen or table, *others,
-        )  # fmt: skip
         if self._get_device() == self._device_id:
-            return self._kind(used, length, longest, wants_lse)
+            return self._kind(addresses, length, longest, wants_lse)
         with self._cuda.Device(self._device_id):
-            return self._kind(used, length, longest, wants_lse)
+            return self._kind(addresses, length, longest, wants_lse)
 
-    def _apart(self, key: int, value: int, tokens: tuple[int, ...]) -> bool:
+    def _apart(self, query: int, key: int, value: int, new_key: int, new_value: int) -> bool:
         """Whether the caches are apart, and q, k and v outside of them from first to last byte."""
+        tokens = query, new_key, new_value
         between = value - key
         least, most = self._caches_meet
         # Caches in one array share a range of memory, and no element of it.
@@ -117,8 +117,8 @@ def look_up(
 ) -> tuple[Hashable | None, Recipe | None, list[int]]:
     """Return what settles a call on a GPU, and the recipe of calls like it, if there was one.
 
-    The key is None if the values of a call have to be looked at every time. The addresses are those
-    of `given`, which has the fields of `GivenArrays`; 0 for what is no array.
+    The key is None if the values of a call have to be looked at every time. The list is that of the
+    addresses of `CacheArrays`, 0 for what is no array. `given` has the fields of `GivenArrays`.
     """
     kind = type(given[0])
     if not is_cupy(given[0]) or type(given[1]) is not kind or type(given[2]) is not kind:
@@ -153,6 +153,8 @@ def look_up(
                 addresses.append(0)
             else:
                 return None, None, []
+    # One of cache_batch_idx and page_table, at most, is given: the blocks.
+    addresses[_BLOCKS] = addresses.pop(_BLOCKS + 1) or addresses[_BLOCKS]
     # The types too: True equals 1, yet only one of them is a window's bound.
     window = options[1] if isinstance(options[1], tuple) else ()
     key = (*forms, options, *map(type, options), *map(type, window))

@@ -110,7 +110,7 @@ class LaunchSequence:
     def current_stream(self) -> None:
         """There is none."""
 
-    def run(self, stream: None, *values: float) -> None:
+    def run(self, stream: None, values: tuple[float, ...]) -> None:
         for launcher, blocks in self._launchers:
             launcher(blocks, *values)
 
