@@ -48,7 +48,9 @@ class GivenArrays(NamedTuple):
     v_descale: Any
 
 
-_BLOCKS = GivenArrays._fields.index("cache_batch_idx")  # in CacheArrays too
+# Places in CacheArrays, too.
+_TOKENS = tuple(map(GivenArrays._fields.index, ("q", "k", "v")))
+_BLOCKS = GivenArrays._fields.index("cache_batch_idx")
 
 
 class Recipe:
@@ -70,9 +72,12 @@ class Recipe:
             turned = max(self._new_tokens, steps)
             self._last = min(self._last, len(call.rotary.cos) - turned)
         key, value = _extent(call.storage.key), _extent(call.storage.value)
-        tokens = [] if call.new is None else [_extent(x) for x in (call.query, *call.new)]
         self._caches_meet = _meeting(key, value)
-        self._tokens_meet = [(*_meeting(key, x), *_meeting(value, x)) for x in tokens]
+        tokens = () if call.new is None else (call.query, *call.new)
+        self._tokens_meet = [
+            (place, *_meeting(key, x), *_meeting(value, x))
+            for place, x in zip(_TOKENS, map(_extent, tokens), strict=False)
+        ]
 
     def __call__(self, addresses: list[int], lengths: Any, wants_lse: bool) -> Any:
         """Return out and lse; None if the call has to be checked after all.
@@ -89,24 +94,23 @@ class Recipe:
             if not 0 <= lengths <= self._last:
                 return None
             length, longest = lengths, lengths + self._new_tokens
-        if self._tokens_meet and not self._apart(*addresses[:5]):
+        if self._tokens_meet and not self._apart(addresses):
             return None
         if self._get_device() == self._device_id:
             return self._kind(addresses, length, longest, wants_lse)
         with self._cuda.Device(self._device_id):
             return self._kind(addresses, length, longest, wants_lse)
 
-    def _apart(self, query: int, key: int, value: int, new_key: int, new_value: int) -> bool:
+    def _apart(self, addresses: list[int]) -> bool:
         """Whether the caches are apart, and q, k and v outside of them from first to last byte."""
-        tokens = query, new_key, new_value
+        _, key, value = addresses[:3]
         between = value - key
         least, most = self._caches_meet
         # Caches in one array share a range of memory, and no element of it.
         if least < between < most and between != self._between:
             return False
-        for x, (least, most, least_value, most_value) in zip(
-            tokens, self._tokens_meet, strict=True
-        ):
+        for place, least, most, least_value, most_value in self._tokens_meet:
+            x = addresses[place]
             if least < x - key < most or least_value < x - value < most_value:
                 return False
         return True
