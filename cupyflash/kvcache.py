@@ -162,7 +162,7 @@ def flash_attention_with_kvcache(
     >>> out.shape
     (1, 1, 8, 64)
     """
-    given = recipe.GivenArrays(
+    given = (  # recipe.GivenArrays
         q, k_cache, v_cache, k, v, cache_seqlens, cache_leftpad, cache_batch_idx, page_table,
         rotary_cos, rotary_sin, alibi_slopes, sinks, k_descale, v_descale,
     )  # fmt: skip
@@ -170,8 +170,8 @@ def flash_attention_with_kvcache(
         causal, window, softmax_scale, softcap, rotary_interleaved, num_splits, batch_invariant,
         return_lse, engine, q_descale, out_dtype,
     )  # fmt: skip
-    key, known = recipe.look_up(given, settled)
-    result = None if known is None else known(given, return_lse)
+    key, known, addresses = recipe.look_up(given, settled)
+    result = None if known is None else known(addresses, cache_seqlens, return_lse)
     if result is not None:
         return result if return_lse else result[0]
     call = bind(
@@ -195,7 +195,7 @@ def flash_attention_with_kvcache(
             if kernels.serve(call):
                 result, kind, used = kernels.run(call, device, return_lse)
                 if key is not None:
-                    recipe.remember(key, kind, call, given, used)
+                    recipe.remember(key, kind, call, recipe.GivenArrays(*given), used)
                 return result if return_lse else result[0]
         _engines.select(call.attention.problem, call.place, engine)
         require_rows(call.storage, call.entries, len(call.query))

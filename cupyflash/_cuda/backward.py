@@ -32,7 +32,7 @@ from cupyflash._cuda.launch import Launcher, Moved
 from cupyflash._cuda.module import load
 from cupyflash._cuda.params import BACKWARD_PARAMS, BACKWARD_POINTERS, pointers_of
 from cupyflash._cuda.plan import BackwardPlan
-from cupyflash._cuda.plan_mma import MmaBackwardPlan
+from cupyflash._cuda.plan_mma_backward import MmaBackwardPlan
 from cupyflash._cuda.plan_wgmma_backward import WgmmaBackwardPlan
 from cupyflash._cuda.score_gradients import round_sums, zeroed_sums
 from cupyflash._cuda.scratch import allocate

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from cupyflash._cuda.arguments import (
     Strides,
+    address,
     addresses,
     attention_values,
     head_strides,
@@ -33,6 +34,7 @@ from cupyflash._cuda.scratch import allocate_bytes
 __all__ = [
     "CacheLayout",
     "Prepared",
+    "address",
     "addresses",
     "allocate_bytes",
     "faults_of",

@@ -128,14 +128,14 @@ class Launcher:
         finally:
             self._runtime.setDevice(previous)
 
-    def _stream(self) -> Any:
-        """Return the current stream."""
+    def current_stream(self) -> Any:
+        """Return the device's current stream, ready for a launch in this thread."""
         if not self._driver.ctxGetCurrent():  # the driver knows no context yet in a new thread
             self._runtime.memGetInfo()
         return self._get_stream(self._device_id)
 
     def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
-        driver, stream = self._driver, self._stream()
+        driver, stream = self._driver, self.current_stream()
         held = [(word, table.on(stream)) for word, table in self._tables]
         with self._lock:
             self._pack_into(self._buffer, self._offset, *values)
@@ -169,7 +169,7 @@ class LaunchSequence(Launcher):
         As there.
     """
 
-    __slots__ = ("_kernels",)
+    __slots__ = ("_functions", "_kernels")
 
     def __init__(
         self,
@@ -179,19 +179,19 @@ class LaunchSequence(Launcher):
         varying: tuple[str, ...],
     ) -> None:
         super().__init__(kernels[0][0], device_id, parameters, varying, threads=0)
-        self._kernels = [(kernel, kernel[0].ptr) for kernel in kernels if kernel[1]]
+        self._functions = [function for function, *_ in kernels]  # they hold their modules
+        self._kernels = [(function.ptr, *sizes) for function, *sizes in kernels if sizes[0]]
 
-    def run(self, *values: float) -> None:
-        """Launch all with these varying fields; the current device is that of the functions."""
-        self._launch(len(self._kernels), values)
-
-    def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
-        stream = self._stream().ptr
-        launch, pointers = self._driver.launchKernel, self._pointers_address
+    def run(self, stream: Any, values: tuple[float, ...]) -> None:
+        """Launch all with these varying fields on the `current_stream` of the current device."""
+        launch, pointers, queue = self._driver.launchKernel, self._pointers_address, stream.ptr
         with self._lock:
             self._pack_into(self._buffer, self._offset, *values)
-            for (_, blocks, threads, memory), address in self._kernels:
-                launch(address, blocks, 1, 1, threads, 1, 1, memory, stream, pointers, 0)
+            for address, blocks, threads, memory in self._kernels:
+                launch(address, blocks, 1, 1, threads, 1, 1, memory, queue, pointers, 0)
+
+    def _launch(self, blocks: int, values: tuple[float, ...]) -> None:
+        self.run(self.current_stream(), values)
 
 
 def _varying_format(dtype: np.dtype[np.void], varying: Sequence[str]) -> tuple[int, str]:

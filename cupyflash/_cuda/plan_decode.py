@@ -47,7 +47,7 @@ _INCLUDE = "decode/kernel.cuh"
 _PARAMS = "CacheParams"
 _APPEND_THREADS = 128  # append_threads in kernels/decode/append.cuh
 _COMBINE_WARPS = 4  # combine_warps in kernels/decode/combine.cuh
-_LARGEST_FAST_SOFTCAP = 64.0  # as in plan_mma
+_LARGEST_FAST_SOFTCAP = 64.0  # as in plan_mma_common
 _FLOAT32 = 4
 
 

@@ -22,7 +22,8 @@ from cupyflash._cuda.kernel import (
     stub,
 )
 from cupyflash._cuda.params import size_assertion
-from cupyflash._cuda.plan_mma import LARGEST_FAST_SOFTCAP, ROW_LANES, ROW_THREADS, SINKS_THREADS
+from cupyflash._cuda.plan_mma_backward import ROW_LANES, ROW_THREADS, SINKS_THREADS
+from cupyflash._cuda.plan_mma_common import LARGEST_FAST_SOFTCAP
 from cupyflash._cuda.tiles_wgmma_backward import (
     BACKWARD_TILES,
     BANDED_BACKWARD_TILES,

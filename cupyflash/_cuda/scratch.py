@@ -26,10 +26,11 @@ def allocate(sizes: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     return arrays
 
 
-def allocate_bytes(size: int) -> Any:
-    """Return a pointer to memory as `allocate` does, which takes half the time."""
+def allocate_bytes(size: int, stream: Any) -> Any:
+    """Return a pointer to memory as `allocate` does, in less time; `stream` is the current one."""
     memory = require_cupy().cuda.alloc(size)
-    keep(memory)
+    if stream.is_capturing():
+        _captured.append(memory)
     return memory
 
 

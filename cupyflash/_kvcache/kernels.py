@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ Array = Any
 
 MOST_ROWS = 256  # queries times heads of a group; with more, the forward's larger tiles pay
 _DTYPES = ("float16", "bfloat16")
+_FLOAT32 = np.dtype(np.float32)
 _MOST_TOKENS = 2**30 - 1  # of an entry, so that a position plus a window bound stays an int
 
 
@@ -48,16 +49,20 @@ class KernelCall:
         One that the kernels serve; its arrays are not kept.
     arrays : CacheArrays
         `arrays_of` it.
+    used : list of int
+        Their addresses.
     device : Device
     """
 
-    def __init__(self, call: CacheCall, arrays: CacheArrays, device: Device) -> None:
+    def __init__(
+        self, call: CacheCall, arrays: CacheArrays, used: list[int], device: Device
+    ) -> None:
         self._device = device
-        self._empty = call.place.namespace.empty
+        self._allocate = call.place.namespace.ndarray
         self._problem = problem_of(call)
         self._keys = tile_of(self._problem, device).keys
         self._prepared: dict[int, decode.Prepared] = {}
-        self._layout = layout_of(call, arrays, decode.addresses(arrays))
+        self._layout = layout_of(call, arrays, used)
         (self._faults,) = decode.addresses([decode.faults_of(device.id)])
         self._splits = call.num_splits, call.batch_invariant
         batch, seqlen_q, num_heads, _ = call.query.shape
@@ -65,14 +70,15 @@ class KernelCall:
         self._lse = (batch, num_heads, seqlen_q)
 
     def __call__(
-        self, arrays: Iterable[Array | None], length: int, longest: int, wants_lse: bool
+        self, used: Sequence[int], length: int, longest: int, wants_lse: bool
     ) -> tuple[Array, Array | None]:
         """Append and attend, on the current device; return out and lse.
 
         Parameters
         ----------
-        arrays : those of CacheArrays
-            With the strides and, at least, the alignment of those that this was made for.
+        used : sequence of int
+            Addresses of the fields of CacheArrays, 0 for None. The arrays have the strides and, at
+            least, the alignment of those that this was made for.
         length : int
             Of all entries, where there is no array of lengths.
         longest : int
@@ -81,21 +87,23 @@ class KernelCall:
         """
         steps = -(-longest // self._keys)
         prepared = self._prepared.get(steps) or self._prepare(steps)
-        out = self._empty(*self._out)
-        lse = self._empty(self._lse, np.float32) if wants_lse else None
-        query, key, value, new_key, new_value, *others = decode.addresses(arrays)
-        results = decode.addresses((out, lse))
+        out = self._allocate(*self._out)
+        lse = self._allocate(self._lse, _FLOAT32) if wants_lse else None
+        query, key, value, new_key, new_value, *others = used
+        stream = prepared.launches.current_stream()
         attended, sums, statistics = query, 0, 0
         if prepared.scratch_bytes:
-            memory = decode.allocate_bytes(prepared.scratch_bytes)  # held until all is launched
+            memory = decode.allocate_bytes(prepared.scratch_bytes, stream)  # held until launched
             sums = memory.ptr
             statistics = sums + prepared.statistics
             if prepared.turns:
                 attended = sums + prepared.turned
-        prepared.launches.run(
-            query, attended, key, value, new_key, new_value, *results, *others,
+        values = (
+            query, attended, key, value, new_key, new_value,
+            decode.address(out), decode.address(lse), *others,
             sums, statistics, self._faults, length,
         )  # fmt: skip
+        prepared.launches.run(stream, values)
         return out, lse
 
     def _prepare(self, steps: int) -> decode.Prepared:
@@ -114,5 +122,6 @@ def run(
     if call.place.device_id is not None:
         keep(*arrays)  # replays of a graph read again what was copied here
     length = call.lengths if isinstance(call.lengths, int) else 0
-    kind = KernelCall(call, arrays, device)
-    return kind(arrays, length, call.entries.longest, wants_lse), kind, arrays
+    used = decode.addresses(arrays)
+    kind = KernelCall(call, arrays, used, device)
+    return kind(used, length, call.entries.longest, wants_lse), kind, arrays

@@ -48,6 +48,11 @@ class GivenArrays(NamedTuple):
     v_descale: Any
 
 
+# Places in CacheArrays, too.
+_TOKENS = tuple(map(GivenArrays._fields.index, ("q", "k", "v")))
+_BLOCKS = GivenArrays._fields.index("cache_batch_idx")
+
+
 class Recipe:
     """All of one kind of call but its addresses and its length."""
 
@@ -56,8 +61,8 @@ class Recipe:
         self._kind = kind
         self._between = between
         self._cuda = require_cupy().cuda
+        self._get_device = self._cuda.runtime.getDevice
         self._device_id = call.place.device_id
-        self._is_float8 = call.attention.problem.is_float8
         self._capacity = call.storage.capacity
         self._new_tokens = 0 if call.new is None else call.new[0].shape[1]
         # Positions that an int must leave for new tokens, and for angles.
@@ -66,83 +71,101 @@ class Recipe:
             steps = call.query.shape[1] if call.rotates_each_query else 1
             turned = max(self._new_tokens, steps)
             self._last = min(self._last, len(call.rotary.cos) - turned)
-        caches = (call.storage.key, call.storage.value)
-        self._caches = [_extent(cache) for cache in caches]
-        self._tokens = [] if call.new is None else [_extent(x) for x in (call.query, *call.new)]
+        key, value = _extent(call.storage.key), _extent(call.storage.value)
+        self._caches_meet = _meeting(key, value)
+        tokens = () if call.new is None else (call.query, *call.new)
+        self._tokens_meet = [
+            (place, *_meeting(key, x), *_meeting(value, x))
+            for place, x in zip(_TOKENS, map(_extent, tokens), strict=False)
+        ]
 
-    def __call__(self, given: GivenArrays, wants_lse: bool) -> Any:
-        """Return out and lse; None if the call has to be checked after all."""
-        q, k_cache, v_cache, k, v, lengths, leftpad, chosen, table, *others = given
+    def __call__(self, addresses: list[int], lengths: Any, wants_lse: bool) -> Any:
+        """Return out and lse; None if the call has to be checked after all.
+
+        Parameters
+        ----------
+        addresses : list of int
+            From `look_up`.
+        lengths : as given
+        wants_lse : bool
+        """
         length = longest = self._capacity
         if type(lengths) is int:
             if not 0 <= lengths <= self._last:
                 return None
-            length, longest, lengths = lengths, lengths + self._new_tokens, None
-        if self._tokens and not self._apart(k_cache, v_cache, (q, k, v)):
+            length, longest = lengths, lengths + self._new_tokens
+        if self._tokens_meet and not self._apart(addresses):
             return None
-        blocks = chosen if table is None else table
-        if self._is_float8:  # numbers are known to the kernels
-            others[-2:] = (None if isinstance(x, _NUMBERS) else x for x in others[-2:])
-        arrays = (q, k_cache, v_cache, k, v, lengths, leftpad, blocks, *others)  # CacheArrays
-        cuda = self._cuda
-        if cuda.runtime.getDevice() == self._device_id:
-            return self._kind(arrays, length, longest, wants_lse)
-        with cuda.Device(self._device_id):
-            return self._kind(arrays, length, longest, wants_lse)
+        if self._get_device() == self._device_id:
+            return self._kind(addresses, length, longest, wants_lse)
+        with self._cuda.Device(self._device_id):
+            return self._kind(addresses, length, longest, wants_lse)
 
-    def _apart(self, k_cache: Array, v_cache: Array, tokens: tuple[Array, ...]) -> bool:
+    def _apart(self, addresses: list[int]) -> bool:
         """Whether the caches are apart, and q, k and v outside of them from first to last byte."""
-        key, value = k_cache.data.ptr, v_cache.data.ptr
-        (key_first, key_end), (value_first, value_end) = self._caches
+        _, key, value = addresses[:3]
+        between = value - key
+        least, most = self._caches_meet
         # Caches in one array share a range of memory, and no element of it.
-        meet = key + key_first < value + value_end and value + value_first < key + key_end
-        if meet and value - key != self._between:
+        if least < between < most and between != self._between:
             return False
-        for x, (first, end) in zip(tokens, self._tokens, strict=True):
-            begin, stop = x.data.ptr + first, x.data.ptr + end
-            if begin < key + key_end and key + key_first < stop:
-                return False
-            if begin < value + value_end and value + value_first < stop:
+        for place, least, most, least_value, most_value in self._tokens_meet:
+            x = addresses[place]
+            if least < x - key < most or least_value < x - value < most_value:
                 return False
         return True
 
 
-def look_up(given: GivenArrays, options: tuple[Any, ...]) -> tuple[Hashable | None, Recipe | None]:
+def look_up(
+    given: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[Hashable | None, Recipe | None, list[int]]:
     """Return what settles a call on a GPU, and the recipe of calls like it, if there was one.
 
-    The key is None if the values of a call have to be looked at every time.
+    The key is None if the values of a call have to be looked at every time. The list is that of the
+    addresses of `CacheArrays`, 0 for what is no array. `given` has the fields of `GivenArrays`.
     """
-    kind = type(given.q)
-    if not is_cupy(given.q) or type(given.k_cache) is not kind or type(given.v_cache) is not kind:
-        return None, None
+    kind = type(given[0])
+    if not is_cupy(given[0]) or type(given[1]) is not kind or type(given[2]) is not kind:
+        return None, None, []
     forms: list[Any] = []
+    addresses: list[int] = []
     *arrays, k_descale, v_descale = given
     for x in arrays:
         if x is None:
             forms.append(None)
+            addresses.append(0)
         elif type(x) is kind:
             data = x.data
-            at = data.device_id, data.ptr & _ALIGNMENT_MASK
-            forms.append((x.shape, x.strides, x.dtype, at))
+            address = data.ptr
+            forms.append((x.shape, x.strides, x.dtype, data.device_id, address & _ALIGNMENT_MASK))
+            addresses.append(address)
         elif type(x) is int:
             forms.append(int)
+            addresses.append(0)
         else:
-            return None, None
-    if k_descale is not None or v_descale is not None:
+            return None, None, []
+    if k_descale is None and v_descale is None:
+        addresses += (0, 0)
+    else:
         for x in (k_descale, v_descale):
             if type(x) is kind:  # read element by element
-                forms.append((x.shape, x.strides, x.dtype, x.data.device_id))
-            elif x is None or isinstance(x, _NUMBERS):
+                data = x.data
+                forms.append((x.shape, x.strides, x.dtype, data.device_id))
+                addresses.append(data.ptr)
+            elif x is None or isinstance(x, _NUMBERS):  # numbers are known to the kernels
                 forms.append((type(x), x))
+                addresses.append(0)
             else:
-                return None, None
+                return None, None, []
+    # One of cache_batch_idx and page_table, at most, is given: the blocks.
+    addresses[_BLOCKS] = addresses.pop(_BLOCKS + 1) or addresses[_BLOCKS]
     # The types too: True equals 1, yet only one of them is a window's bound.
     window = options[1] if isinstance(options[1], tuple) else ()
     key = (*forms, options, *map(type, options), *map(type, window))
     try:
-        return key, _recipes.get(key)
+        return key, _recipes.get(key), addresses
     except TypeError:  # options that hold arrays or lists
-        return None, None
+        return None, None, []
 
 
 def remember(
@@ -167,3 +190,8 @@ def _extent(array: Array) -> tuple[int, int]:
     return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + int(
         np.dtype(array.dtype).itemsize
     )
+
+
+def _meeting(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    """Return bounds between which the second address minus the first is where extents meet."""
+    return first[0] - second[1], first[1] - second[0]

@@ -6,7 +6,8 @@ import pytest
 
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.plan_mma import MmaBackwardPlan, MmaForwardPlan, plan_backward, plan_forward
+from cupyflash._cuda.plan_mma import MmaForwardPlan, plan_forward
+from cupyflash._cuda.plan_mma_backward import MmaBackwardPlan, plan_backward
 from cupyflash._cuda.score_source import ScoreSource
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError

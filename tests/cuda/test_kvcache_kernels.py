@@ -65,7 +65,7 @@ def served(engine, monkeypatch):
     monkeypatch.setattr(kernels, "run", counted)
     monkeypatch.setattr(kvcache_harness.cupyflash, "flash_attention_with_kvcache", checked)
     # A look-up would serve it without `run`.
-    monkeypatch.setattr("cupyflash._kvcache.recipe.look_up", lambda *_: (None, None))
+    monkeypatch.setattr("cupyflash._kvcache.recipe.look_up", lambda *_: (None, None, []))
 
 
 def sixteen_bits(rng: Any) -> str:

@@ -107,7 +107,10 @@ class LaunchSequence:
             for function, blocks, threads, memory in kernels
         ]  # fmt: skip
 
-    def run(self, *values: float) -> None:
+    def current_stream(self) -> None:
+        """There is none."""
+
+    def run(self, stream: None, values: tuple[float, ...]) -> None:
         for launcher, blocks in self._launchers:
             launcher(blocks, *values)
 
@@ -132,7 +135,7 @@ def _allocate(sizes: dict[str, tuple[int, str]]) -> dict[str, Any]:
     return arrays
 
 
-def _allocate_bytes(size: int) -> Any:
+def _allocate_bytes(size: int, stream: None) -> Any:
     """In place of `scratch.allocate_bytes`."""
     array = _allocate({"bytes": (size, "uint8")})["bytes"]
     return SimpleNamespace(ptr=_address(array), array=array)
@@ -223,6 +226,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     for module in (forward, backward, score_gradients, decode):
         yield module, "load", _load
     yield decode, "allocate_bytes", _allocate_bytes
+    yield decode, "address", _address
     yield decode, "addresses", lambda arrays: [_address(array) for array in arrays]
     yield arguments, "address", _address
     yield tensor_map, "_encoder", lambda: encode_tiled

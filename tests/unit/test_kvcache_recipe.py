@@ -62,12 +62,6 @@ def key_of(arrays: GivenArrays, options: tuple[Any, ...]) -> Any:
     return look_up(arrays, options)[0]
 
 
-def attention_of(arrays: GivenArrays) -> Any:
-    """Calls with factors are those on FP8 caches."""
-    is_float8 = (arrays.k_descale, arrays.v_descale) != (None, None)
-    return SimpleNamespace(problem=SimpleNamespace(is_float8=is_float8))
-
-
 def recipe_of(arrays: GivenArrays, angles: int | None = None) -> tuple[Recipe, Kind]:
     kind = Kind()
     call = SimpleNamespace(
@@ -77,38 +71,42 @@ def recipe_of(arrays: GivenArrays, angles: int | None = None) -> tuple[Recipe, K
         storage=SimpleNamespace(key=arrays.k_cache, value=arrays.v_cache, capacity=CAPACITY),
         rotary=None if angles is None else SimpleNamespace(cos=range(angles)),
         rotates_each_query=True,
-        attention=attention_of(arrays),
     )
     between = arrays.v_cache.data.ptr - arrays.k_cache.data.ptr
     return Recipe(kind, call, between), kind  # type: ignore[arg-type]
 
 
+def ask(known: Recipe, arrays: GivenArrays, wants_lse: bool = False) -> Any:
+    """Call a recipe as `flash_attention_with_kvcache` does."""
+    return known(look_up(arrays, OPTIONS)[2], arrays.cache_seqlens, wants_lse)
+
+
 def test_lengths_on_the_device_count_as_full() -> None:
     arrays = given()
     known, kind = recipe_of(arrays)
-    assert known(arrays, True) == ("out", "lse")
+    assert ask(known, arrays, True) == ("out", "lse")
     ((used, _, longest, wants_lse),) = kind.calls
     assert (longest, wants_lse) == (CAPACITY, True)
-    assert used.lengths is arrays.cache_seqlens and used.new_key is arrays.k
-    assert used.blocks is None
+    assert used.lengths == arrays.cache_seqlens.data.ptr and used.new_key == arrays.k.data.ptr
+    assert used.blocks == 0
 
 
 def test_an_int_is_looked_at_every_time() -> None:
     known, kind = recipe_of(given(), angles=60)
     for length in (0, 7, 59):
-        assert known(given(cache_seqlens=length), False) is not None
+        assert ask(known, given(cache_seqlens=length)) is not None
     assert [call[1:3] for call in kind.calls] == [(0, 1), (7, 8), (59, 60)]
-    assert kind.calls[0][0].lengths is None
+    assert kind.calls[0][0].lengths == 0
     for length in (-1, 60, CAPACITY, 2**40):  # 60: no angles; 64: no room
-        assert known(given(cache_seqlens=length), False) is None
-    assert recipe_of(given())[0](given(cache_seqlens=CAPACITY - 1), False) is not None
-    assert recipe_of(given())[0](given(cache_seqlens=CAPACITY), False) is None
+        assert ask(known, given(cache_seqlens=length)) is None
+    assert ask(recipe_of(given())[0], given(cache_seqlens=CAPACITY - 1)) is not None
+    assert ask(recipe_of(given())[0], given(cache_seqlens=CAPACITY)) is None
 
 
 def test_without_lengths_entries_are_full() -> None:
     arrays = given(cache_seqlens=None, k=None, v=None)
     known, kind = recipe_of(arrays)
-    known(arrays, False)
+    ask(known, arrays)
     assert kind.calls[0][1:3] == (CAPACITY, CAPACITY)
 
 
@@ -124,38 +122,38 @@ def test_tokens_that_may_overlap_a_cache_are_checked_again(name: str, cache: str
         (start + size - 2, False), (start + size, True),
     ):  # fmt: skip
         moved = FakeArray(address, token.shape)
-        assert (known(given(**{name: moved}), False) is not None) == apart
+        assert (ask(known, given(**{name: moved})) is not None) == apart
     # Without an append nothing is written.
     reading, _ = recipe_of(given(k=None, v=None))
-    assert reading(given(k=None, v=None, q=FakeArray(start, (B, 1, H, D))), False) is not None
+    assert ask(reading, given(k=None, v=None, q=FakeArray(start, (B, 1, H, D)))) is not None
 
 
 def test_caches_in_one_array_are_taken_as_they_were_checked() -> None:
     """Ranges that meet were once found to share no element; at another distance nobody knows."""
     both = {"v_cache": FakeArray(APART + HK * D * 2, (B, CAPACITY, HK, D))}
     known, _ = recipe_of(given(**both))
-    assert known(given(**both), False) is not None
+    assert ask(known, given(**both)) is not None
     moved = {"v_cache": FakeArray(APART + HK * D * 4, (B, CAPACITY, HK, D))}
-    assert known(given(**moved), False) is None
-    assert known(given(), False) is not None  # apart: whatever the distance
-    assert recipe_of(given())[0](given(**both), False) is None
+    assert ask(known, given(**moved)) is None
+    assert ask(known, given()) is not None  # apart: whatever the distance
+    assert ask(recipe_of(given())[0], given(**both)) is None
 
 
 def test_pages_or_indices_are_the_blocks() -> None:
     table, chosen = FakeArray(9 * APART, (B, 4), np.int32), FakeArray(9 * APART, (B,), np.int32)
     for arrays in (given(page_table=table), given(cache_batch_idx=chosen)):
         known, kind = recipe_of(arrays)
-        known(arrays, False)
-        assert kind.calls[0][0].blocks in (table, chosen)
+        ask(known, arrays)
+        assert kind.calls[0][0].blocks == 9 * APART
 
 
 def test_factors_are_passed_on_unless_they_are_numbers() -> None:
     factors = FakeArray(9 * APART, (B, HK), np.float32)
-    for k_descale, used in ((factors, factors), (2.0, None), (None, None)):
+    for k_descale, used in ((factors, 9 * APART), (2.0, 0), (None, 0)):
         arrays = given(k_descale=k_descale, v_descale=np.float32(3))
         known, kind = recipe_of(arrays)
-        known(arrays, False)
-        assert kind.calls[0][0].key_descale is used and kind.calls[0][0].value_descale is None
+        ask(known, arrays)
+        assert (kind.calls[0][0].key_descale, kind.calls[0][0].value_descale) == (used, 0)
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -220,7 +218,6 @@ def test_only_calls_without_copies_are_kept() -> None:
     call: Any = SimpleNamespace(
         place=SimpleNamespace(device_id=0), query=arrays.q, new=(arrays.k, arrays.v), rotary=None,
         storage=SimpleNamespace(key=arrays.k_cache, value=arrays.v_cache, capacity=CAPACITY),
-        attention=attention_of(arrays),
     )  # fmt: skip
     copied: Any = [*arrays[:5], FakeArray(1 << 40, (B,), np.int32)]
     recipe.remember(key, kind, call, arrays, copied)  # type: ignore[arg-type]

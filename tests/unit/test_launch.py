@@ -176,7 +176,7 @@ def test_a_sequence_launches_all_with_the_same_struct(cuda: FakeCuda) -> None:
     sequence = launch.LaunchSequence(kernels, 1, np.zeros(1, STRUCT), ("query", "key"))
     cuda.contexts.append(1)
     cuda.current = 1
-    sequence.run(11, 12)
+    sequence.run(sequence.current_stream(), (11, 12))
     struct = (11, 12, 0, 0, 0.0)
     assert cuda.launches == [
         (7, 1, (3, 1, 1, 128, 1, 1, 0), 1001, struct),

@@ -11,7 +11,7 @@ from cupyflash import BlockMask, _validate
 from cupyflash._cuda import arguments
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan import plan_backward, plan_forward
-from cupyflash._cuda.plan_mma import plan_backward as plan_mma_backward
+from cupyflash._cuda.plan_mma_backward import plan_backward as plan_mma_backward
 from cupyflash._options import Options
 from cupyflash._problem import Problem
 

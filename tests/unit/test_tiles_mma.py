@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.plan_mma import plan_backward, plan_forward
+from cupyflash._cuda.plan_mma import plan_forward
+from cupyflash._cuda.plan_mma_backward import plan_backward
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling

@@ -17,7 +17,7 @@ import pytest
 import cupyflash
 from cupyflash import _engines
 from cupyflash._arrays import Place
-from cupyflash._cuda import backward, cache, forward, plan_mma, tuned, warn
+from cupyflash._cuda import backward, cache, forward, plan_mma, plan_mma_backward, tuned, warn
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.tiles_mma import MmaBackwardTile, MmaForwardTile
 from cupyflash._problem import Problem
@@ -247,5 +247,5 @@ def test_plans_take_the_engines_own_tiles() -> None:
     forward = plan_mma.plan_forward(PROBLEM, HOPPER, FORWARD)
     assert (forward.config.kept_steps, forward.blocks) == (6, 1)
     assert forward.tiling == Tiling(128, 32, 2, 8)
-    backward = plan_mma.plan_backward(PROBLEM, HOPPER, BACKWARD)
+    backward = plan_mma_backward.plan_backward(PROBLEM, HOPPER, BACKWARD)
     assert (backward.config.key_warps, backward.config.query_warps) == (4, 2)
