@@ -109,11 +109,11 @@ def _staying() -> Iterator[Tile]:
 
 def _ahead() -> Iterator[Tile]:
     """Scores a query tile ahead, by blocks that stay and such that do not."""
-    for (block_m, early), stages, grad_out_stages, stays in product(
-        ((128, False), (64, True), (64, False)), (2, 3), (1, 2), (False, True)
+    for (block_m, early), grad_out_stages, stays in product(
+        ((128, False), (64, True)), (1, 2), (False, True)
     ):
         yield WgmmaBackwardTile(
-            block_m, 128, stages, grad_out_stages, early, persistent=stays, ahead=True
+            block_m, 128, 3, grad_out_stages, early, persistent=stays, ahead=True
         )
 
 

@@ -5,10 +5,11 @@
 //   adds      |                         | dQ: consumers, or the reducer |
 //   ends      |                         |                               | lets the next block go
 //
-// No block waits for one that cannot start. Turns follow the places of key tiles (`key_tile_at`), and
-// each block takes one. Blocks start in the order of their numbers, as all devices do it, though CUDA
-// does not promise it (else a block would have to draw its number when it starts): of the blocks that are not done, the one
-// that started first has all its turns, whichever others are running.
+// No block waits for one that cannot start. Turns follow the places of key tiles (`key_tile_at`),
+// and each block takes one. Blocks start in the order of their numbers, as all devices do it, though
+// CUDA does not promise it (else a block would have to draw its number when it starts): of the
+// blocks that are not done, the one that started first has all its turns, whichever others are
+// running.
 //
 // Blocks seldom wait at all. They pass the queries of a head in one order, each behind the one that
 // adds before it. Heads are side by side, so that a block that starts when another ends, behind
