@@ -6,7 +6,7 @@
 //   ends      |                         |                               | lets the next block go
 //
 // No block waits for one that cannot start. Turns follow the places of key tiles (`key_tile_at`),
-// and each block takes one. Blocks start in the order of their numbers, as all devices do it, though
+// and each block takes one. Blocks start in the order of their numbers; all devices do so, though
 // CUDA does not promise it (else a block would have to draw its number when it starts): of the
 // blocks that are not done, the one that started first has all its turns, whichever others are
 // running.
