@@ -32,12 +32,11 @@ def can_read(problem: Problem, layout: BackwardLayout) -> bool:
         return False
     queries = problem.batch, problem.seqlen_q, problem.num_heads
     keys = problem.batch, problem.seqlen_k, problem.num_heads_kv
-    for lengths, strides in zip((queries, keys, keys, queries), _mapped(layout), strict=True):
-        for length, stride in zip(lengths, strides, strict=False):
-            legal = 0 < stride <= tensor_map.MAX_STRIDE and stride % VECTOR_BYTES == 0
-            if length > 1 and not legal:
-                return False
-    return True
+    return all(
+        length <= 1 or tensor_map.is_legal_stride(stride)
+        for lengths, strides in zip((queries, keys, keys, queries), _mapped(layout), strict=True)
+        for length, stride in zip(lengths, strides, strict=False)
+    )
 
 
 def wgmma_backward_arguments(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda.config_wgmma import MAPPED, WGMMA_FORWARD_PARAMS
+from cupyflash._cuda.config_wgmma import WGMMA_FORWARD_PARAMS
 from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.operand_maps import MappedOperand, write_maps
@@ -52,21 +52,16 @@ def wgmma_arguments(
 
     of_queries = 0, problem.seqlen_q, problem.num_heads
     of_keys = begin, end, problem.num_heads_kv
-    shapes = [
-        (*of_queries, problem.head_dim, config.block_m),
-        (*of_keys, problem.head_dim, config.block_n),
-        (*of_keys, problem.head_dim_v, config.block_n),
+    dtype, dim, dim_v = problem.dtype, problem.head_dim, problem.head_dim_v
+    mapped = [
+        ("query", dtype, (*of_queries, dim, config.block_m)),
+        ("key", dtype, (*of_keys, dim, config.block_n)),
+        ("value", dtype, (*of_keys, dim_v, config.block_n)),
     ]
     if config.staged:  # else nothing is written through a map
-        shapes.append((*of_queries, problem.head_dim_v, WARP_ROWS))
+        mapped.append(("out", problem.output_dtype, (*of_queries, dim_v, WARP_ROWS)))
     operands = [
-        MappedOperand(
-            name,
-            problem.output_dtype if name == "out" else problem.dtype,
-            getattr(layout, name),
-            problem.batch,
-            *shape,
-        )
-        for name, shape in zip(MAPPED, shapes, strict=False)
+        MappedOperand(name, dtype, getattr(layout, name), problem.batch, *shape)
+        for name, dtype, shape in mapped
     ]
     return params, write_maps(params, operands), tables

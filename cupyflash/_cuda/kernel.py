@@ -13,6 +13,7 @@ __all__ = [
     "KernelLaunch",
     "TileMap",
     "access_width",
+    "bytes_assertion",
     "check_lengths",
     "entry_point",
     "kernel_launch",
@@ -107,6 +108,12 @@ def tile_map_of(
     size = batch * heads * -(-rows // block_m) * -(-cols // block_n)
     blocks = -(-size * 32 // _MAP_THREADS)
     return TileMap(pointer, size, kernel_launch(f"cupyflash_{pointer}", blocks, _MAP_THREADS))
+
+
+def bytes_assertion(shape: str, launch: KernelLaunch) -> str:
+    """Return the line of a stub by which the kernel's shared memory is that of the plan."""
+    text = f"{shape} differs from the plan"
+    return f'static_assert({shape}::bytes == {launch.shared_memory}, "{text}");'
 
 
 def stub(include: str, *parts: str) -> str:

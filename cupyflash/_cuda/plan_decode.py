@@ -24,6 +24,7 @@ from cupyflash._cuda.kernel import (
     stub,
 )
 from cupyflash._cuda.params import ITEMSIZE, size_assertion
+from cupyflash._cuda.plan_mma_common import LARGEST_FAST_SOFTCAP
 from cupyflash._cuda.tiles_decode import (
     FIXED_SPLIT_KEYS,
     DecodeTile,
@@ -47,7 +48,6 @@ _INCLUDE = "decode/kernel.cuh"
 _PARAMS = "CacheParams"
 _APPEND_THREADS = 128  # append_threads in kernels/decode/append.cuh
 _COMBINE_WARPS = 4  # combine_warps in kernels/decode/combine.cuh
-_LARGEST_FAST_SOFTCAP = 64.0  # as in plan_mma_common
 _FLOAT32 = 4
 
 
@@ -259,7 +259,7 @@ def plan_decode(
         softcap=attention.softcap is not None,
         alibi="alibi_slopes" in attention.extras,
         sinks="sinks" in attention.extras,
-        exact_softcap=(attention.softcap or 0.0) > _LARGEST_FAST_SOFTCAP,
+        exact_softcap=(attention.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
         split=splits.count > 1 or splits.keys > 0,  # alike, however many a fixed size makes
     )
     rows = problem.pairs * problem.rows

@@ -12,6 +12,7 @@ from cupyflash._cuda.kernel import (
     VECTOR_BYTES,
     KernelLaunch,
     TileMap,
+    bytes_assertion,
     entry_point,
     kernel_launch,
     row_tiles,
@@ -21,7 +22,6 @@ from cupyflash._cuda.kernel import (
 from cupyflash._cuda.params import size_assertion
 from cupyflash._cuda.plan_mma_common import (
     bias_itemsize,
-    bytes_assertion,
     check_problem,
     choose_tile,
     common_fields,

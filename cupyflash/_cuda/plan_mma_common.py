@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from cupyflash._cuda.config import score_features
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.kernel import KernelLaunch, access_width, check_lengths, scale_can_wait
+from cupyflash._cuda.kernel import access_width, check_lengths, scale_can_wait
 from cupyflash._cuda.params import ITEMSIZE
 from cupyflash._cuda.tiles_mma import MmaBackwardTile, MmaForwardTile, bucket
 from cupyflash._problem import Problem
@@ -18,7 +18,6 @@ __all__ = [
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "bias_itemsize",
-    "bytes_assertion",
     "check_problem",
     "choose_tile",
     "common_fields",
@@ -106,9 +105,3 @@ def _raw_scores(problem: Problem) -> bool:
         return False
     least = _LEAST_DIVISOR if "alibi_slopes" in problem.extras else 0.0
     return scale_can_wait(problem) and problem.softmax_scale > least
-
-
-def bytes_assertion(shape: str, launch: KernelLaunch) -> str:
-    """Return the line of a stub by which the kernel's shared memory is that of the plan."""
-    text = f"{shape} differs from the plan"
-    return f'static_assert({shape}::bytes == {launch.shared_memory}, "{text}");'

@@ -18,6 +18,7 @@ from cupyflash._cuda.kernel import (
     KernelLaunch,
     TileMap,
     access_width,
+    bytes_assertion,
     check_lengths,
     entry_point,
     kernel_launch,
@@ -77,13 +78,11 @@ class WgmmaForwardPlan:
     @cached_property
     def stub(self) -> str:
         """CUDA source that instantiates the kernel."""
-        shape = "WgmmaForwardShape<config>"
         return stub(
             "forward/kernel_wgmma.cuh",
             size_assertion("WgmmaForwardParams", WGMMA_FORWARD_PARAMS),
             constant(self.config),
-            f"static_assert({shape}::bytes == {self.launch.shared_memory},"
-            f' "{shape} differs from the plan");',
+            bytes_assertion("WgmmaForwardShape<config>", self.launch),
             entry_point(self.launch, "WgmmaForwardParams", "forward_wgmma<config>"),
         )
 
@@ -188,8 +187,7 @@ def _unreadable(array: Array) -> str | None:
         return f"address {address:#x}: its copy engine reads multiples of {VECTOR_BYTES}"
     names = ("batch", "seqlen", "heads")[1 - array.ndim :]
     for axis, length, stride in zip(names, array.shape, array.strides, strict=False):
-        legal = 0 < stride <= tensor_map.MAX_STRIDE and stride % VECTOR_BYTES == 0
-        if length > 1 and not legal:
+        if length > 1 and not tensor_map.is_legal_stride(stride):
             return (
                 f"{axis} axis, whose stride is {stride} bytes: its copy engine reads positive"
                 f" multiples of {VECTOR_BYTES} below 2**40"

@@ -15,6 +15,7 @@ from cupyflash._cuda.kernel import (
     KernelLaunch,
     TileMap,
     access_width,
+    bytes_assertion,
     entry_point,
     kernel_launch,
     row_tiles,
@@ -67,7 +68,7 @@ class WgmmaBackwardPlan:
     @cached_property
     def stub(self) -> str:
         """CUDA source that instantiates the kernels."""
-        params, shape = "WgmmaBackwardParams", "WgmmaBackwardShape<config>"
+        params = "WgmmaBackwardParams"
         entries = [
             entry_point(self.prepare, params, "prepare_backward_wgmma<config>"),
             entry_point(self.main, params, "backward_wgmma<config>"),
@@ -80,8 +81,7 @@ class WgmmaBackwardPlan:
             "backward/kernel_wgmma.cuh",
             size_assertion(params, WGMMA_BACKWARD_PARAMS),
             constant(self.config),
-            f"static_assert({shape}::bytes == {self.main.shared_memory},"
-            f' "{shape} differs from the plan");',
+            bytes_assertion("WgmmaBackwardShape<config>", self.main),
             *entries,
         )
 

@@ -29,12 +29,15 @@ def allocate(sizes: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
 def allocate_bytes(size: int, stream: Any) -> Any:
     """Return a pointer to memory as `allocate` does, in less time; `stream` is the current one."""
     memory = require_cupy().cuda.alloc(size)
-    if stream.is_capturing():
-        _captured.append(memory)
+    _keep(stream, memory)
     return memory
 
 
 def keep(*arrays: Any) -> None:
     """Never free these arrays, or memory, of the current device if a graph is being captured."""
-    if require_cupy().cuda.get_current_stream().is_capturing():
+    _keep(require_cupy().cuda.get_current_stream(), *arrays)
+
+
+def _keep(stream: Any, *arrays: Any) -> None:
+    if stream.is_capturing():
         _captured.extend(arrays)

@@ -14,17 +14,23 @@ from typing import Any
 
 from cupyflash.errors import UnsupportedError
 
-__all__ = ["ALIGNMENT", "BYTES", "MAX_STRIDE", "address_offset", "encode"]
+__all__ = ["ALIGNMENT", "BYTES", "MAX_STRIDE", "address_offset", "encode", "is_legal_stride"]
 
 BYTES = 128
 ALIGNMENT = 64
 MAX_STRIDE = 2**40 - 1
+_STRIDE_STEP = 16
 # From cuda.h.
 _DTYPES = {"float8_e4m3fn": 0, "float16": 6, "bfloat16": 9}  # FP8 as uint8
 _INTERLEAVE_NONE = 0
 _SWIZZLE_128_BYTES = 3
 _PROMOTE_TO_256_BYTES = 3
 _FILL_WITH_ZEROS = 0
+
+
+def is_legal_stride(stride: int) -> bool:
+    """Return whether an axis of several elements may have this stride, in bytes."""
+    return 0 < stride <= MAX_STRIDE and stride % _STRIDE_STEP == 0
 
 
 @cache

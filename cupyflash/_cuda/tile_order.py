@@ -129,9 +129,8 @@ def tile_places(problem: Problem, block_m: int, block_n: int, blocks: int) -> np
     places[rows, 0] = tile * block_m
     places[rows, 1] = head
     places[rows, 2] = batch
-    followed = np.zeros_like(exists)
-    followed[:, :-1] = exists[:, 1:]
-    places[row[followed], 3] = row[:, 1:][later[:, 1:]]
+    follows = later[:, 1:]
+    places[row[:, :-1][follows], 3] = row[:, 1:][follows]
     return places
 
 

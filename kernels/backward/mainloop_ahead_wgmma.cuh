@@ -17,31 +17,20 @@ namespace cupyflash {
 template <WgmmaBackwardConfig config>
 struct BackwardAhead : BackwardMainloop<config> {
   using Base = BackwardMainloop<config>;
-  using Base::params, Base::pipeline, Base::early, Base::n_tiles, Base::shared_barrier;
+  using Base::pipeline, Base::early, Base::shared_barrier;
   using typename Base::GradQuery, typename Base::Pipeline, typename Base::State,
       typename Base::Walk;
   static_assert(!config.direct, "a tile's dQ comes when the walk has gone on");
 
   __device__ void run() const {
-    unsigned count = 0, keys = 0;
-    int place = first_place<config>(params);
-    for (; place >= 0; place = next_place<config>(params, place)) {
-      State state(count);
-      Walk walk(params, place);
-      if (walk.exists()) {
-        this->await_key(keys);
-        this->await_value(keys);
-        begin(state, walk);
-        while (!walk.last()) {
-          walk.advance();
-          step(state, walk);
-        }
-        end(state);
-        ++keys;
+    this->pass_key_tiles([this](State& state, Walk& walk) {
+      begin(state, walk);
+      while (!walk.last()) {
+        walk.advance();
+        step(state, walk);
       }
-      count = state.count;
-      this->write(state, key_tile_at<config>(params, place));
-    }
+      end(state);
+    });
   }
 
  private:
@@ -49,7 +38,7 @@ struct BackwardAhead : BackwardMainloop<config> {
   __device__ void begin(State& state, const Walk& walk) const {
     this->start_scores(state.scores, state.count);
     await_products<0>();
-    find_probabilities(state, walk);
+    this->exponentiate(state, walk);
     find_slopes(state, walk);
     form_operands(state);
   }
@@ -66,7 +55,7 @@ struct BackwardAhead : BackwardMainloop<config> {
     await_products<2>();
     settle(state.grad_value);
     this->release(pipeline.grad_out_empty(Pipeline::GradOutPosition::after(before)));
-    find_probabilities(state, walk);
+    this->exponentiate(state, walk);
     await_products<1>();
     settle(grad_query);
     this->stage(grad_query, before);
@@ -92,16 +81,6 @@ struct BackwardAhead : BackwardMainloop<config> {
     this->stage(grad_query, before);
   }
 
-  __device__ void find_probabilities(State& state, const Walk& walk) const {
-    settle(state.scores);
-    this->exponentiate(state.scores, state.p, walk, state.count);
-    if constexpr (early) {
-      this->hold_back(state.p);
-    } else {
-      this->hold_back(state.scores);
-    }
-  }
-
   /// dP^T, when all that was asked for before is there.
   __device__ void find_slopes(State& state, const Walk& walk) const {
     this->start_slopes(state.slopes, state.count);
@@ -114,10 +93,7 @@ struct BackwardAhead : BackwardMainloop<config> {
   __device__ void form_operands(State& state) const {
     if constexpr (!early) state.p.template round<config.dtype>(state.scores);
     this->differentiate(state);
-    const auto rows = pipeline.score(state.count).row_writer(this->warp_row);
-#pragma unroll
-    for (int step = 0; step < n_tiles / 2; ++step) rows.write(state.ds.at[step][0], step);
-    publish_shared();
+    this->share(state.ds, state.count);
     await_barrier<128 * config.consumers()>(shared_barrier);
   }
 

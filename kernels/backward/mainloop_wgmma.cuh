@@ -40,6 +40,21 @@ struct BackwardMainloop : BackwardConsumer<config> {
   using GradQuery = MmaFragment<1, sum_panels * 8>;
 
   __device__ void run() const {
+    pass_key_tiles([this](State& state, Walk& walk) {
+      for (; walk.exists(); walk.advance()) {
+        find_probabilities(state, walk);
+        GradQuery grad_query;  // of this query tile alone
+        start_gradients(state, grad_query);
+        end_gradients(state, grad_query, walk);
+        ++state.count;
+      }
+    });
+  }
+
+ protected:
+  /// Calls pass(state, walk) for each key tile that any query sees, and writes all of them.
+  template <class Pass>
+  __device__ void pass_key_tiles(const Pass& pass) const {
     unsigned count = 0, keys = 0;
     int place = first_place<config>(params);
     for (; place >= 0; place = next_place<config>(params, place)) {
@@ -48,13 +63,7 @@ struct BackwardMainloop : BackwardConsumer<config> {
       if (walk.exists()) {
         this->await_key(keys);
         this->await_value(keys);
-        for (; walk.exists(); walk.advance()) {
-          find_probabilities(state, walk);
-          GradQuery grad_query;  // of this query tile alone
-          start_gradients(state, grad_query);
-          end_gradients(state, grad_query, walk);
-          ++state.count;
-        }
+        pass(state, walk);
         ++keys;
       }
       count = state.count;
@@ -62,7 +71,6 @@ struct BackwardMainloop : BackwardConsumer<config> {
     }
   }
 
- protected:
   struct State {
     typename Shape::KeySums grad_key;
     typename Shape::ValueSums grad_value;
@@ -91,17 +99,22 @@ struct BackwardMainloop : BackwardConsumer<config> {
     this->start_scores(state.scores, state.count);
     this->start_slopes(state.slopes, state.count);
     await_products<1>();
+    exponentiate(state, walk);
+    await_products<0>();
+    settle(state.slopes);
     settle(state.scores);
-    this->exponentiate(state.scores, state.p, walk, state.count);
+    this->release_last(pipeline.value_empty(), walk);
+  }
+
+  /// P^T of scores that are there, before what is waited for next.
+  __device__ void exponentiate(State& state, const Walk& walk) const {
+    settle(state.scores);
+    Base::exponentiate(state.scores, state.p, walk, state.count);
     if constexpr (early) {
       this->hold_back(state.p);
     } else {
       this->hold_back(state.scores);
     }
-    await_products<0>();
-    settle(state.slopes);
-    settle(state.scores);
-    this->release_last(pipeline.value_empty(), walk);
   }
 
   /// From there, in this order, its part of dV, dQ and dK.

@@ -334,7 +334,7 @@ struct ForwardConsumer {
       const auto p = pipeline.probabilities();
       const int row = group * Shape::warpgroup_rows;
       if constexpr (float8) {
-        accumulate_columns<config.dtype, config.sums_by_tile, value_steps>(sums, p, row, values);
+        multiply_rows<config.dtype, value_steps, config.sums_by_tile>(sums, p, row, values);
       } else {
         accumulate_rows<config.dtype, value_steps>(sums, p, row, values);
       }

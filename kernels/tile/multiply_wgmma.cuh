@@ -48,8 +48,8 @@ __device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores,
   }
 }
 
-/// The same with `left` rows first_row ... of a tile.
-template <DataType dtype, int steps, int n_tiles, class Left, class Tile>
+/// The same with `left` rows first_row ... of a tile. Unless `fresh`, scores += that.
+template <DataType dtype, int steps, bool fresh = true, int n_tiles, class Left, class Tile>
 __device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores, const Left& left,
                                      int first_row, const Tile& right) {
   auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(scores.at);
@@ -58,7 +58,7 @@ __device__ inline void multiply_rows(MmaFragment<1, n_tiles>& scores, const Left
   for (int step = 0; step < steps; ++step) {
     SharedProduct<dtype, n_tiles * 8>::multiply(sum, advance_operand(a, Left::column_bytes(step)),
                                                 advance_operand(b, Tile::column_bytes(step)),
-                                                step > 0);
+                                                !fresh || step > 0);
   }
 }
 
@@ -105,23 +105,8 @@ __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums, const Left
   }
 }
 
-/// The same for bytes, with `right` transposed: over 32 * steps of its columns. With `fresh` the
-/// sums start from 0.
-template <DataType dtype, bool fresh, int steps, int n_tiles, class Left, class Tile>
-__device__ inline void accumulate_columns(MmaFragment<1, n_tiles>& sums, const Left& left,
-                                          int first_row, const Tile& right) {
-  auto& sum = reinterpret_cast<float (&)[n_tiles * 4]>(sums.at);
-  const uint64 a = left.operand(first_row), b = right.operand();
-#pragma unroll
-  for (int step = 0; step < steps; ++step) {
-    SharedProduct<dtype, n_tiles * 8>::multiply(sum, advance_operand(a, Left::column_bytes(step)),
-                                                advance_operand(b, Tile::column_bytes(step)),
-                                                !fresh || step > 0);
-  }
-}
-
-/// With `left` in registers: over its columns 32 * first ... 32 * end - 1. With
-/// `fresh` the sums start from 0.
+/// The same for bytes in registers, with `right` transposed: over its columns 32 * first ...
+/// 32 * end - 1. With `fresh` the sums start from 0.
 template <bool fresh, int first, int end, int n_tiles, int left_tiles, class Tile>
 __device__ inline void accumulate_rows(MmaFragment<1, n_tiles>& sums,
                                        const Float8Operand<left_tiles>& left, const Tile& right) {
