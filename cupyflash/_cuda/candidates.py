@@ -91,7 +91,6 @@ def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
     ):
         yield WgmmaBackwardTile(block_m, block_n, stages, grad_out_stages, early, roles, direct)
     yield from _staying()
-    yield from _ahead()
 
 
 def _staying() -> Iterator[Tile]:
@@ -104,16 +103,6 @@ def _staying() -> Iterator[Tile]:
     ):
         yield WgmmaBackwardTile(
             block_m, block_n, 2, grad_out_stages, early, roles, direct, True, whole
-        )
-
-
-def _ahead() -> Iterator[Tile]:
-    """Scores a query tile ahead, by blocks that stay and such that do not."""
-    for (block_m, early), grad_out_stages, stays in product(
-        ((128, False), (64, True)), (1, 2), (False, True)
-    ):
-        yield WgmmaBackwardTile(
-            block_m, 128, 3, grad_out_stages, early, persistent=stays, ahead=True
         )
 
 

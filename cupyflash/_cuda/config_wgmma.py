@@ -102,7 +102,6 @@ class WgmmaBackwardConfig:
     grad_out_stages: int
     early: bool
     roles: bool
-    ahead: bool
     direct: bool
     persistent: bool
     whole_heads: bool

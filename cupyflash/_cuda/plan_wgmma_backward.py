@@ -133,7 +133,6 @@ def plan_backward(
         grad_out_stages=tile.grad_out_stages,
         early=tile.early,
         roles=tile.roles,
-        ahead=tile.ahead,
         direct=tile.roles or tile.direct,
         persistent=tile.persistent,
         whole_heads=tile.whole_heads,

@@ -38,7 +38,6 @@ _SCORE_TILES = 2  # of dS in shared memory
 _MAX_REGISTERS = {1: 224, 2: 224, 3: 144}
 
 _WIDTHS = (64, 96, 128, 192, 256)  # of dK and dV for which there is an instruction
-_WIDTHS_AHEAD = (64, 128)  # of dK, whose left operand is in shared memory then
 QUERY_WIDTHS = (64, 128)  # of a tile of scores
 _SUM_WIDTHS = (64, 128)  # of a consumer's part of dq
 
@@ -53,8 +52,7 @@ class WgmmaBackwardTile:
     blocks stay: while one ends a key tile, what is in flight is the next one's. With `whole_heads`
     a block takes all key tiles of a head: nobody else adds to its dQ, which is neither cleared
     beforehand nor converted afterwards. `most_queries`: that pass by a key tile, for the tile to be
-    preferred to those after it in a table; 0: any number. `ahead`: scores of the next query tile
-    are asked for before this one's gradients, and exponentials run beside these.
+    preferred to those after it in a table; 0: any number.
     """
 
     block_m: int
@@ -67,7 +65,6 @@ class WgmmaBackwardTile:
     persistent: bool = False
     whole_heads: bool = False
     most_queries: int = 0
-    ahead: bool = False
 
     @property
     def consumers(self) -> int:
@@ -104,10 +101,6 @@ class WgmmaBackwardTile:
             return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
         if self.whole_heads and not (self.persistent and (self.direct or self.roles)):
             return "whole heads need blocks that stay, and dQ added from registers"
-        if self.ahead and (self.roles or self.direct):
-            return "scores are not a tile ahead with roles, nor where dQ is added from registers"
-        if self.ahead and head_dim not in _WIDTHS_AHEAD:
-            return "scores are a tile ahead for head_dim up to 64, or 97 to 128"
         if self.roles:
             both = self.block_m == self.block_n == ROWS and self.early
             return None if both else f"roles need {ROWS} queries and keys, and P rounded at once"
@@ -133,28 +126,35 @@ def bucket_backward(head_dim: int) -> int:
 # At 256 columns dK and dV fill the registers; else for softcap, whose P is gone when it is rounded
 # late, and for a dq of 64 columns beside a wider dv.
 _ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True)  # 187 KB at 256
-# dK and dV leave room for twice as many queries, not for rounding P at once. 180 KB. Two stages of
-# grad_out: 8 % slower full and 5 % causal at 8192 tokens.
-_NARROW = WgmmaBackwardTile(128, 128, 2, 1, False)
-_NARROW_HEADS = WgmmaBackwardTile(128, 128, 2, 2, False, direct=True, persistent=True,
-                                  whole_heads=True)  # fmt: skip
-# dQ by way of shared memory is faster with blocks that stay alone. 147 KB at 128, and 179.
-_MEDIUM = WgmmaBackwardTile(64, 128, 2, 1, True, direct=True)
-_MEDIUM_STAYING = WgmmaBackwardTile(64, 128, 2, 1, True, persistent=True, most_queries=2048)
-_MEDIUM_HEADS = WgmmaBackwardTile(64, 128, 2, 2, True, direct=True, persistent=True,
-                                  whole_heads=True, most_queries=512)  # fmt: skip
-_MEDIUM_FULL = (_MEDIUM_STAYING, _MEDIUM, _ROLES)
-_MEDIUM_BANDED = (_MEDIUM_HEADS, *_MEDIUM_FULL)
+# dK and dV leave room for twice as many queries, not for rounding P at once. 196 KB.
+_NARROW = WgmmaBackwardTile(128, 128, 2, 2, False)
+_NARROW_HEADS = replace(_NARROW, direct=True, persistent=True, whole_heads=True)
+# dQ by way of shared memory. 195 KB at 128. In long calls with a band one stage of grad_out, whose
+# memory is not asked for as early, is faster.
+_MEDIUM = WgmmaBackwardTile(64, 128, 2, 2, True)
+_MEDIUM_HEADS = replace(_MEDIUM, direct=True, persistent=True, whole_heads=True, most_queries=512)
+_MEDIUM_FULL = (_MEDIUM, _ROLES)
+_MEDIUM_BANDED = (
+    _MEDIUM_HEADS,
+    replace(_MEDIUM, persistent=True, most_queries=4096),
+    replace(_MEDIUM, grad_out_stages=1),
+    _ROLES,
+)
 _WIDE_FULL = (replace(_ROLES, persistent=True),)
 _WIDE_BANDED = (replace(_ROLES, stages=3),)
 # Larger padded head dim -> tiles by preference; the first that fits and whose limits are kept is
 # taken. Those of 96 and 192 are their neighbours': not timed. Figures: kernels/TUNING.md.
 #
-# Blocks that stay save the start and the end of each; in long calls with a band they lose more,
-# perhaps by the order of their key tiles. Whole heads save what stands around the main kernel,
+# Blocks that stay save the start and the end of each; in long calls they lose more, perhaps by the
+# order of their key tiles. Whole heads save what stands around the main kernel,
 # until the sums of all heads under way leave the L2 cache.
 BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
-    64: (replace(_NARROW_HEADS, most_queries=512), replace(_NARROW, persistent=True), _ROLES),
+    64: (
+        replace(_NARROW_HEADS, most_queries=512),
+        replace(_NARROW, persistent=True, most_queries=2048),
+        _NARROW,
+        _ROLES,
+    ),
     96: _MEDIUM_FULL,
     128: _MEDIUM_FULL,
     192: _WIDE_FULL,
@@ -162,7 +162,12 @@ BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
 }
 # Causal or with a window.
 BANDED_BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
-    64: (replace(_NARROW_HEADS, most_queries=2048), _NARROW, _ROLES),
+    64: (
+        replace(_NARROW_HEADS, most_queries=1024),
+        replace(_NARROW, persistent=True, most_queries=4096),
+        _NARROW,
+        _ROLES,
+    ),
     96: _MEDIUM_BANDED,
     128: _MEDIUM_BANDED,
     192: _WIDE_BANDED,

@@ -56,19 +56,10 @@ struct BackwardConsumer {
 
   /// The assembler would move the wait that follows to before the arithmetic that is to run beside
   /// the products; not so if a store, which nobody reads, needs its result first.
-  __device__ void hold_back(const Operand& result) const {
+  __device__ void hold_back(const Scores& result, int pieces) const {
     unsigned all = 0;
 #pragma unroll
-    for (int step = 0; step < n_tiles / 2; ++step) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) all |= result.at[step][0][e];
-    }
-    store_shared(pipeline.scratch(), all);
-  }
-  __device__ void hold_back(const Scores& result) const {
-    unsigned all = 0;
-#pragma unroll
-    for (int j = 0; j < n_tiles; ++j) {
+    for (int j = 0; j < pieces; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) all |= __float_as_uint(result.at[0][j][e]);
     }
@@ -77,11 +68,10 @@ struct BackwardConsumer {
 
   /// S^T = K Q^T.
   __device__ void start_scores(Scores& scores, unsigned count) const {
-    const auto at = Pipeline::QueryPosition::after(count);
-    pipeline.query_full(at).wait(at.round);
     products_see_registers();
-    multiply_rows<config.dtype, config.head_dim / 16>(scores, pipeline.key(), first_key_row(),
-                                                      pipeline.query(at));
+    multiply_rows<config.dtype, config.head_dim / 16>(
+        scores, pipeline.key(), first_key_row(),
+        pipeline.query(Pipeline::QueryPosition::after(count)));
     commit_products();
   }
 
@@ -112,6 +102,10 @@ struct BackwardConsumer {
     commit_products();
   }
 
+  __device__ void await_query(unsigned count) const {
+    const auto at = Pipeline::QueryPosition::after(count);
+    pipeline.query_full(at).wait(at.round);
+  }
   __device__ void await_key(unsigned keys) const { pipeline.key_full().wait(keys & 1); }
   __device__ void await_value(unsigned keys) const { pipeline.value_full().wait(keys & 1); }
 
@@ -124,7 +118,11 @@ struct BackwardConsumer {
         pack_pair<config.dtype>(p[2] * (slope[2] - delta.x), p[3] * (slope[3] - delta.y));
   }
 
-  /// D of the lane's two queries in piece j of a query tile.
+  /// L of the lane's two queries in piece j of a query tile, as an exponent of 2; and D.
+  __device__ float2 shift_of(unsigned count, int j) const {
+    const unsigned shifts = pipeline.shifts(Pipeline::QueryPosition::after(count));
+    return load_shared_pair(shifts + 4 * MmaLane::col() + j * 32);
+  }
   __device__ float2 delta_of(unsigned count, int j) const {
     const unsigned deltas = pipeline.deltas(Pipeline::QueryPosition::after(count));
     return load_shared_pair(deltas + 4 * MmaLane::col() + j * 32);
@@ -225,17 +223,15 @@ struct BackwardConsumer {
                                                  attention.seqlen_q, sums, factor);
   }
 
-  /// dS^T to shared memory, where products see it after a barrier.
+  /// dS^T to shared memory, where products see it when it is published, after a barrier.
   __device__ void share(const Operand& ds, unsigned count) const {
     const auto scores = pipeline.score(count);
 #pragma unroll
     for (int step = 0; step < n_tiles / 2; ++step) scores.write(ds.at[step][0], warp_row, step);
-    publish_shared();
   }
 
-  /// From products to P^T = exp(S - L): rounded as an operand, and in place of the scores what dS
-  /// is to be multiplied by.
-  __device__ void exponentiate(Scores& scores, Operand& p, const Walk& walk, unsigned count) const {
+  /// Hides scores that queries do not see.
+  __device__ static void hide(Scores& scores, const Walk& walk, int warp_row) {
     const TileIndex& tile = walk.tile;
     const int first_query = walk.first_query();
     const Band transposed = walk.band.transposed();
@@ -243,31 +239,34 @@ struct BackwardConsumer {
     if (!transposed.seen_by_existing(keys).covers({first_query, first_query + config.block_m})) {
       apply_mask(scores, transposed, tile.first_row + warp_row, first_query);
     }
-    const Score<config> score(params.common, tile.sequence, walk.head);
+  }
+
+  /// From products to P^T = exp(S - L), of piece j: rounded as an operand where that is done at
+  /// once, and in place of the scores what dS is to be multiplied by.
+  __device__ void exponentiate(Scores& scores, Operand& p, const Walk& walk, int j,
+                               float2 shift) const {
+    const Score<config> score(params.common, walk.tile.sequence, walk.head);
     const MmaScore<config> score_of(score);
-    const unsigned shifts =
-        pipeline.shifts(Pipeline::QueryPosition::after(count)) + 4 * MmaLane::col();
+    float (&s)[4] = scores.at[0][j];
+    float probability[4];
 #pragma unroll
-    for (int j = 0; j < n_tiles; ++j) {
-      const float2 shift = load_shared_pair(shifts + j * 32);
-      float (&s)[4] = scores.at[0][j];
-      float probability[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        ScoreAndSlope value = {s[e], 1.0f};
-        if constexpr (!config.raw_scores) {
-          value = score_of.of(s[e], 0.0f, 0.0f);
-          if (s[e] == -infinity<float>) value.value = -infinity<float>;
-        }
-        probability[e] = exp2_hardware(
-            fmaf(value.value, params.exponent_factor, -(e % 2 == 0 ? shift.x : shift.y)));
-        s[e] = config.softcap ? probability[e] * value.slope : probability[e];
+    for (int e = 0; e < 4; ++e) {
+      ScoreAndSlope value = {s[e], 1.0f};
+      if constexpr (!config.raw_scores) {
+        value = score_of.of(s[e], 0.0f, 0.0f);
+        if (s[e] == -infinity<float>) value.value = -infinity<float>;
       }
-      if constexpr (config.early) {
-        p.upper(0, j) = pack_pair<config.dtype>(probability[0], probability[1]);
-        p.lower(0, j) = pack_pair<config.dtype>(probability[2], probability[3]);
-      }
+      probability[e] = exp2_hardware(
+          fmaf(value.value, params.exponent_factor, -(e % 2 == 0 ? shift.x : shift.y)));
+      s[e] = config.softcap ? probability[e] * value.slope : probability[e];
     }
+    if constexpr (config.early) round(p, j, probability);
+  }
+
+  /// Four elements of P^T as an operand.
+  __device__ static void round(Operand& p, int j, const float (&probability)[4]) {
+    p.upper(0, j) = pack_pair<config.dtype>(probability[0], probability[1]);
+    p.lower(0, j) = pack_pair<config.dtype>(probability[2], probability[3]);
   }
 
   /// Writes this warp's keys of dK or dV.

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "arch/registers.cuh"
-#include "backward/mainloop_ahead_wgmma.cuh"
 #include "backward/mainloop_roles_wgmma.cuh"
 #include "backward/mainloop_wgmma.cuh"
 #include "backward/prepare_wgmma.cuh"
@@ -26,8 +25,6 @@ __device__ void consume(const WgmmaBackwardParams& params, const BackwardPipelin
     } else {
       BackwardKeyRole<config>{{consumer}}.run();
     }
-  } else if constexpr (config.ahead) {
-    BackwardAhead<config>{{{params, pipeline, warp * 16}}}.run();
   } else {
     BackwardMainloop<config>{{params, pipeline, warp * 16}}.run();
   }

@@ -61,10 +61,15 @@ struct BackwardValueRole : BackwardRole<config> {
                        unsigned count) const {
     typename Base::Operand p;
     typename Base::Scores scores;
+    this->await_query(count);
     this->start_scores(scores, count);
     await_products<0>();
     settle(scores);
-    this->exponentiate(scores, p, walk, count);
+    Base::hide(scores, walk, this->warp_row);
+#pragma unroll
+    for (int j = 0; j < Base::n_tiles; ++j) {
+      this->exponentiate(scores, p, walk, j, this->shift_of(count, j));
+    }
     hand_over(scores);
     this->release_query(count);
 
@@ -136,7 +141,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     settle(slopes);
     this->release_last(pipeline.value_empty(), walk);
     this->release(pipeline.grad_out_empty(Pipeline::GradOutPosition::after(count)));
-    pipeline.query_full(query_at).wait(query_at.round);
+    this->await_query(count);
     await_barrier<Base::threads>(Base::handed_barrier);
     typename Base::Operand ds;
 #pragma unroll
@@ -146,6 +151,7 @@ struct BackwardKeyRole : BackwardRole<config> {
       Base::differentiate(ds, j, p, slopes.at[0][j], this->delta_of(count, j));
     }
     this->share(ds, count);
+    publish_shared();
     arrive_at_barrier<Base::threads>(Base::shared_barrier);
     this->start_sums(grad_key, ds, pipeline.query(query_at));
     await_barrier<Base::threads / 2>(Base::own_barrier);

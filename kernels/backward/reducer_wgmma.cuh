@@ -44,6 +44,7 @@ struct BackwardReducer {
   __device__ void add(const BackwardWalk<config>& walk, unsigned round) const {
     const int64 pair = walk.pair(params);
     pipeline.sums_full().wait(round);
+    publish_shared();  // here, as consumers would wait for their writes to arrive
     if constexpr (config.deterministic) pipeline.turn().wait(round);
     add_bulk(params.sums_of(pair, walk.first_query(), config.sum_dim()), pipeline.sums(),
              Shape::sums_bytes);

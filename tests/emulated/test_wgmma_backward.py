@@ -69,9 +69,7 @@ def test_gradients(rng: Any, case: str) -> None:
         (96, WgmmaBackwardTile(64, 128, 2, 3, False)),
         (64, WgmmaBackwardTile(128, 128, 2, 2, False, False, True)),
         (64, WgmmaBackwardTile(64, 64, 2, 2, True)),
-        (64, WgmmaBackwardTile(128, 128, 3, 2, False, ahead=True)),
-        (128, WgmmaBackwardTile(64, 128, 3, 2, True, ahead=True)),
-        (128, WgmmaBackwardTile(64, 128, 2, 1, False, ahead=True)),
+        (128, WgmmaBackwardTile(64, 128, 2, 1, False)),
     ],
 )
 def test_tiles_that_tuning_tries(
@@ -111,10 +109,6 @@ STAYING: dict[str, tuple[WgmmaBackwardTile, Shape, tuple[str, ...], dict[str, An
         WgmmaBackwardTile(64, 64, 2, 2, True, True, True, True),
         Shape(2, 70, 600, 1, 1, 256, 256), (), {"window": (20, 40)},
     ),
-    "ahead": (
-        WgmmaBackwardTile(128, 128, 3, 1, False, persistent=True, ahead=True),
-        Shape(2, 300, 400, 2, 1, 64, 64), ("gqa", "causal"), {},
-    ),
     "softcap": (
         WgmmaBackwardTile(64, 64, 2, 1, True, True, True, True),
         Shape(1, 300, 330, 2, 1, 64, 64), ("gqa", "softcap", "causal"), {},
@@ -133,7 +127,7 @@ def test_blocks_that_stay(
 ) -> None:
     tile, shape, features, options = STAYING[case]
     if whole_heads:
-        tile = replace(tile, direct=True, whole_heads=True, ahead=False)
+        tile = replace(tile, direct=True, whole_heads=True)
     assert tile.complaint(*map(bucket_backward, (shape.head_dim, shape.head_dim_v))) is None
     monkeypatch.setattr(backward.tuned, "find", lambda *call: tile if "backward" in call else None)
     backward._prepare.cache_clear()

@@ -2,6 +2,7 @@
 #include "barriers.h"
 
 #include <map>
+#include <vector>
 
 #include "copies.h"
 #include "runtime.h"
@@ -21,6 +22,11 @@ struct Mbarrier {
   unsigned phase = 0;
   bool published = false;
   unsigned initialiser, block_phase;
+  struct Arrival {
+    int warp;
+    unsigned time;  // of writes to shared memory, which whoever waits knows until then
+  };
+  std::vector<Arrival> arrived, complete;  // of this phase, and of the last one
 };
 
 constexpr int most_named = 16;
@@ -73,6 +79,8 @@ void end_phase_if_complete(Mbarrier& barrier) {
   if (barrier.pending == 0 && barrier.bytes == 0) {
     barrier.pending = barrier.arrivals;
     ++barrier.phase;
+    barrier.complete = std::move(barrier.arrived);
+    barrier.arrived.clear();
   }
   note_progress();
 }
@@ -121,6 +129,7 @@ void arrive_at_mbarrier(unsigned address) {
     fail("one arrival too many at an mbarrier, (address, phase)", address, barrier.phase);
   }
   --barrier.pending;
+  barrier.arrived.push_back({warp(), write_time()});
   end_phase_if_complete(barrier);
 }
 
@@ -141,6 +150,7 @@ void await_mbarrier(unsigned address, unsigned parity) {
     return barrier.phase % 2 != parity;
   };
   wait_until(ready, {describe_mbarrier, address, parity});
+  for (const auto& [warp, time] : find(address).complete) learn_of_writes(warp, time);
 }
 
 void check_published(unsigned mbarrier) {

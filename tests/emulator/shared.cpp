@@ -1,6 +1,7 @@
 // Shared memory, and which of its words threads have written without a fence for the copy engine.
 #include "shared.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "runtime.h"
@@ -16,8 +17,25 @@ unsigned shared_bytes;
 namespace {
 
 constexpr int word_bytes = 4;
-unsigned short writer[sizeof(cupyflash::shared_memory) / word_bytes];  // thread + 1; 0: nobody
-std::vector<std::vector<unsigned>> written;                            // words, by thread
+constexpr int words = sizeof(cupyflash::shared_memory) / word_bytes;
+
+unsigned short writer[words];  // thread + 1; 0: nobody
+unsigned time_of[words];       // of the last write
+unsigned now;
+std::vector<std::vector<unsigned>> written;  // words, by thread
+std::vector<std::vector<unsigned>> known;    // time until which a thread knows a warp's writes
+
+/// What a thread wrote until a time is seen by the asynchronous proxy.
+void expose(unsigned by, unsigned until) {
+  auto& list = written[by];
+  const auto exposed = [&](unsigned word) {
+    if (writer[word] != by + 1) return true;
+    if (time_of[word] > until) return false;
+    writer[word] = 0;
+    return true;
+  };
+  list.erase(std::remove_if(list.begin(), list.end(), exposed), list.end());
+}
 
 }  // namespace
 
@@ -43,16 +61,23 @@ void wrote_shared(unsigned address, unsigned bytes) {
       writer[word] = me;
       written[thread.x].push_back(word);
     }
+    time_of[word] = now;
   }
+  ++now;
+}
+
+unsigned write_time() { return now; }
+
+void learn_of_writes(int warp, unsigned until) {
+  unsigned& time = known[thread.x][warp];
+  time = std::max(time, until);
 }
 
 void fence_proxies() {
-  for (unsigned word : written[thread.x]) {
-    if (writer[word] == thread.x + 1) {
-      writer[word] = 0;
-    }
+  expose(thread.x, now);
+  for (unsigned by = 0; by < written.size(); ++by) {
+    if (const unsigned until = known[thread.x][by / warp_size]; until > 0) expose(by, until - 1);
   }
-  written[thread.x].clear();
 }
 
 void check_asynchronous_read(unsigned address, unsigned bytes) {
@@ -71,7 +96,9 @@ void wrote_asynchronously(unsigned address, unsigned bytes) {
 void start_shared(int threads) {
   memset(cupyflash::shared_memory, 0xff, sizeof(cupyflash::shared_memory));  // NaN
   memset(writer, 0, sizeof(writer));
+  now = 0;
   written.assign(threads, {});
+  known.assign(threads, std::vector<unsigned>(threads / warp_size + 1));
 }
 
 }  // namespace emulator

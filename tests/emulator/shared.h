@@ -13,9 +13,12 @@ unsigned char* shared_range(unsigned address, unsigned bytes, unsigned alignment
 unsigned address_of_shared(const void* pointer);
 
 /// Threads write by the generic proxy, copies and products read by the asynchronous one: in
-/// between the thread that wrote must have passed fence.proxy.async.
+/// between the thread that wrote must have passed fence.proxy.async, or one that knows of it.
 void wrote_shared(unsigned address, unsigned bytes);
 void fence_proxies();
+/// A time, which grows with every write; and that this thread knows what a warp wrote until then.
+unsigned write_time();
+void learn_of_writes(int warp, unsigned until);
 void check_asynchronous_read(unsigned address, unsigned bytes);
 /// What copies have written, or are about to.
 void wrote_asynchronously(unsigned address, unsigned bytes);
