@@ -22,15 +22,39 @@ struct WgmmaMaxima {
 #pragma unroll
     for (int e = 0; e < 4; ++e) at[e >> 1][e & 1] = fmaxf(at[e >> 1][e & 1], piece[e]);
   }
+  /// The maxima of rows that had `row_max` and have all these scores too. Of numbers one of which
+  /// is not negative, the largest has the largest bits, and three integers are compared at a time.
   template <int n_tiles>
-  __device__ void include(const MmaFragment<1, n_tiles>& scores) {
+  __device__ static WgmmaMaxima over(const MmaFragment<1, n_tiles>& scores,
+                                     const float (&row_max)[2]) {
+    static_assert(n_tiles % 2 == 0);
+    WgmmaMaxima maxima(row_max);
 #pragma unroll
-    for (int j = 0; j < n_tiles; ++j) include(scores.at[0][j]);
+    for (int j = 0; j < n_tiles; j += 2) {
+      maxima.include_by_bits(scores.at[0][j], scores.at[0][j + 1]);
+    }
+    const bool negative = __float_as_int(maxima.of(0)) < 0 || __float_as_int(maxima.of(1)) < 0;
+    if (__any_sync(0xffffffffu, negative)) {
+      maxima = WgmmaMaxima(row_max);
+#pragma unroll
+      for (int j = 0; j < n_tiles; ++j) maxima.include(scores.at[0][j]);
+    }
+    return maxima;
   }
   /// The compiler would look for the maxima behind all else, and keep the scores until then; it
   /// does not move that past this.
   __device__ void settle(float (&piece)[4]) {
     settle_both(reinterpret_cast<float (&)[4]>(at), piece);
+  }
+
+ private:
+  __device__ void include_by_bits(const float (&a)[4], const float (&b)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float& largest = at[e >> 1][e & 1];
+      largest = __int_as_float(
+          __vimax3_s32(__float_as_int(largest), __float_as_int(a[e]), __float_as_int(b[e])));
+    }
   }
 };
 

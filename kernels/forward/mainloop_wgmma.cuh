@@ -217,8 +217,7 @@ struct ForwardConsumer {
     settle(state.scores);
     release_key(state, walk);
     form_scores(state, walk, masked);
-    WgmmaMaxima maxima(state.softmax.row_max);
-    maxima.include(state.scores);
+    const auto maxima = WgmmaMaxima::over(state.scores, state.softmax.row_max);
     return state.softmax.update(state.scores, maxima, state.correction);
   }
 

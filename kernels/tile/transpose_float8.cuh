@@ -8,8 +8,8 @@
 namespace cupyflash {
 
 /// Writes `source` (keys x dims, bytes) to `target` (dims x keys) by warps `warp`, `warp` +
-/// `warps`,
-/// ... of the block's; each moves 32 keys of 16 dims at a time.
+/// `warps`, ... of the block's; each moves 16 dims of all keys at a time, 32 keys by an
+/// instruction. All of these are read before the first is written: none waits for another's way.
 ///
 /// Keys take the places in which Float8Operand leaves probabilities: of 16 keys, place 4 t + i is
 /// key 2 t + i % 2 + 8 (i / 2). A transposing ldmatrix gives lane (g, t) dims 2 g and 2 g + 1 of
@@ -18,7 +18,7 @@ namespace cupyflash {
 /// writes lie in eight different groups of banks.
 template <int warps, class Source, class Target>
 __device__ inline void transpose_float8(const Source& source, const Target& target, int warp) {
-  static_assert(Source::rows % 32 == 0 && Target::rows % 16 == 0);
+  static_assert(Source::rows % 32 == 0 && Target::rows % 16 == 0 && Target::panels == 1);
   constexpr int key_groups = Source::rows / 32;
   const int lane = threadIdx.x & 31;
   const bool swapped = lane >> 4;  // of lane (g, t): g >= 4
@@ -26,14 +26,23 @@ __device__ inline void transpose_float8(const Source& source, const Target& targ
   // Of the four matrices that stmatrix writes, this lane addresses row `g` of number `matrix`.
   const int matrix = lane >> 3, g = lane & 7;
   const int row = 2 * g + ((matrix & 1) ^ (g >> 2));
+  const unsigned first = target.chunk(row, matrix >> 1);
 #pragma unroll 1
-  for (int part = warp; part < key_groups * (Target::rows / 16); part += warps) {
-    const int keys = part % key_groups, dims = part / key_groups;
-    unsigned in[4];
-    load_matrices_transposed(in, source.chunk(32 * keys + lane, dims));
-    const unsigned out[4] = {__byte_perm(in[0], in[1], even), __byte_perm(in[0], in[1], odd),
-                             __byte_perm(in[2], in[3], even), __byte_perm(in[2], in[3], odd)};
-    store_matrices(target.chunk(16 * dims + row, 2 * keys + (matrix >> 1)), out);
+  for (int dims = warp; dims < Target::rows / 16; dims += warps) {
+    const unsigned from = source.chunk(lane, dims), to = first + dims * 16 * Target::Panel::pitch;
+    unsigned in[key_groups][4];
+#pragma unroll
+    for (int keys = 0; keys < key_groups; ++keys) {
+      load_matrices_transposed(in[keys], from + keys * 32 * Source::Panel::pitch);
+    }
+#pragma unroll
+    for (int keys = 0; keys < key_groups; ++keys) {
+      const unsigned (&each)[4] = in[keys];
+      const unsigned out[4] = {
+          __byte_perm(each[0], each[1], even), __byte_perm(each[0], each[1], odd),
+          __byte_perm(each[2], each[3], even), __byte_perm(each[2], each[3], odd)};
+      store_matrices(to ^ keys << 5, out);
+    }
   }
 }
 

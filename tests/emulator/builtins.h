@@ -123,6 +123,10 @@ inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
+inline int __vimax3_s32(int a, int b, int c) {
+  const int larger = a > b ? a : b;
+  return larger > c ? larger : c;
+}
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned places) {
   const uint64_t bytes = uint64_t(high) << 32 | low;
   unsigned result = 0;

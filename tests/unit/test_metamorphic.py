@@ -9,7 +9,7 @@ import pytest
 
 import cupyflash
 from tests.cases import DTYPES, Shape
-from tests.harness import call, compare, draw, expected, require, same_bits
+from tests.harness import call, check, compare, draw, expected, require, same_bits
 from tests.memory import to_engine, to_host
 from tests.tolerance import EPSILON, assert_agree, assert_close, assert_result
 
@@ -47,6 +47,17 @@ def test_the_order_of_keys_does_not_matter(engine, rng):
     compare(unmixed, exact, **arguments)
     for name in PARTS:
         assert_agree(name, getattr(plain, name), getattr(unmixed, name), exact)
+
+
+@pytest.mark.parametrize("signs", [(1, 1), (-1, -1), (1, -1), (-1, 1)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_scores_of_one_sign(engine, rng, head_dim, signs):
+    """Maxima may be found among bits: of all scores, and of those in each half of the keys."""
+    arguments = draw(rng, Shape(1, 150, 300, head_dim=head_dim, head_dim_v=head_dim), "float16")
+    query, key = abs(arguments["q"]), abs(arguments["k"])
+    key[:, :150] *= np.float16(signs[0])
+    key[:, 150:] *= np.float16(signs[1])
+    check(engine, **(arguments | {"q": query, "k": key}))
 
 
 def test_batch_entries_and_heads_are_independent(engine, rng):
