@@ -19,10 +19,15 @@ __device__ inline int grouped_order(int index, int tiles, int pairs, int heads) 
   return rest / size * pairs + first + rest % size;
 }
 
-/// Heads whose rows of `dim` 16-bit elements, `rows` of them, fill about half of an L2 cache.
+/// Heads whose rows of `dim` 16-bit elements, `rows` of them, fill about half of an L2 cache; 0: not
+/// even one does.
+__device__ inline int heads_in_half_cache(int rows, int dim) {
+  constexpr int elements = 8 << 20;
+  return elements / dim / maximum(1, rows);
+}
+/// The same, at least one.
 __device__ inline int heads_in_cache(int rows, int dim) {
-  constexpr int cache_elements = 8 << 20;
-  return maximum(1, cache_elements / dim / maximum(1, rows));
+  return maximum(1, heads_in_half_cache(rows, dim));
 }
 
 }  // namespace cupyflash

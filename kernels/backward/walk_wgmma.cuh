@@ -13,16 +13,16 @@ namespace cupyflash {
 /// one, then of each the next one; with a band from the last to the first.
 template <WgmmaBackwardConfig config>
 __device__ TileIndex key_tile_in_turn(const BackwardParams& common, int place) {
-  // Heads at a time, whatever the cache holds: without a band blocks of a head use the same queries
-  // anyway; with one those of neighbours are some tiles apart, and what lies between should stay.
-  constexpr int least = config.descends() ? 2 : 8;
+  // Heads at a time, at least: without a band blocks of a head use the same queries anyway; with one
+  // those of neighbours are some tiles apart, and what lies between of both should stay.
   constexpr int dim = 3 * config.head_dim + config.head_dim_v;
   const Attention& attention = common.attention;
   const int heads = attention.num_heads / attention.group_size;
   const int pairs = heads * attention.batch;
   const int tiles = ceil_div(attention.seqlen_k, config.block_n);
-  const int together = heads_in_cache(attention.seqlen_q, dim * attention.group_size);
-  const int number = grouped_order(place, tiles, pairs, minimum(pairs, maximum(least, together)));
+  const int cached = heads_in_half_cache(attention.seqlen_q, dim * attention.group_size);
+  const int least = !config.descends() ? 8 : cached > 0 ? 2 : 1;
+  const int number = grouped_order(place, tiles, pairs, minimum(pairs, maximum(least, cached)));
   TileIndex tile = locate_tile<false, true, true, config.block_n>(common, number, heads);
   if (config.descends()) tile.first_row = (tiles - 1) * config.block_n - tile.first_row;
   return tile;
