@@ -19,8 +19,8 @@ __device__ inline int grouped_order(int index, int tiles, int pairs, int heads) 
   return rest / size * pairs + first + rest % size;
 }
 
-/// Heads whose rows of `dim` 16-bit elements, `rows` of them, fill about half of an L2 cache; 0: not
-/// even one does.
+/// Heads whose rows of `dim` 16-bit elements, `rows` of them, fill about half of an L2 cache; 0:
+/// not even one does.
 __device__ inline int heads_in_half_cache(int rows, int dim) {
   constexpr int elements = 8 << 20;
   return elements / dim / maximum(1, rows);

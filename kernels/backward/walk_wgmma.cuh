@@ -13,8 +13,8 @@ namespace cupyflash {
 /// one, then of each the next one; with a band from the last to the first.
 template <WgmmaBackwardConfig config>
 __device__ TileIndex key_tile_in_turn(const BackwardParams& common, int place) {
-  // Heads at a time, at least: without a band blocks of a head use the same queries anyway; with one
-  // those of neighbours are some tiles apart, and what lies between of both should stay.
+  // Heads at a time, at least: without a band blocks of a head use the same queries anyway; with
+  // one those of neighbours are some tiles apart, and what lies between of both should stay.
   constexpr int dim = 3 * config.head_dim + config.head_dim_v;
   const Attention& attention = common.attention;
   const int heads = attention.num_heads / attention.group_size;
