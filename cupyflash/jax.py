@@ -173,9 +173,16 @@ def _attend_backward(static: _Static, saved: Any, grads: Any) -> tuple[Arrays]:
         partial(_backward, static, names),
         lambda: tuple(_form(arrays[name]) for name in names),
         *saved,
-        *grads,
+        *(_beside(arrays["q"], gradient) for gradient in grads),
     )
     return (dict.fromkeys(arrays) | dict(zip(names, found, strict=True)),)
+
+
+def _beside(query: Any, gradient: Any) -> Any:
+    """Return `gradient` where `query` is: JAX hands on the caller's, which may be NumPy's."""
+    if isinstance(gradient, np.ndarray) and not isinstance(query, jax.core.Tracer):
+        return jax.device_put(gradient, *query.devices())
+    return gradient
 
 
 _attend = jax.custom_vjp(_attend_alone, nondiff_argnums=(0,))

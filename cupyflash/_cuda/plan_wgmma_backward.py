@@ -133,7 +133,7 @@ def plan_backward(
         grad_out_stages=tile.grad_out_stages,
         early=tile.early,
         roles=tile.roles,
-        direct=tile.roles or tile.direct,
+        direct=tile.direct,
         persistent=tile.persistent,
         whole_heads=tile.whole_heads,
         load_width=access_width(vector_bytes, _ITEMSIZE, problem.head_dim_v),
@@ -187,7 +187,7 @@ def _preferred(
 
 def _in_turns(tile: WgmmaBackwardTile) -> WgmmaBackwardTile:
     """Return the tile of blocks that take turns: consumers do not wait for one, but with roles."""
-    return tile if tile.whole_heads else replace(tile, direct=False)
+    return tile if tile.whole_heads else replace(tile, direct=tile.roles)
 
 
 def _heads_fill(problem: Problem, device: Device) -> bool:

@@ -48,7 +48,7 @@ class WgmmaBackwardTile:
 
     If it is, dV's product runs while dS is formed, and the exponentials beside dP's, but both
     operands take registers beside the scores. With `roles` two warpgroups share 64 keys: one makes
-    dV, the other dK. With `direct`, and with roles, dQ is added from registers. If `persistent`,
+    dV, the other dK. With `direct` dQ is added from registers. If `persistent`,
     blocks stay: while one ends a key tile, what is in flight is the next one's. With `whole_heads`
     a block takes all key tiles of a head: nobody else adds to its dQ, which is neither cleared
     beforehand nor converted afterwards. `most_queries`: that pass by a key tile, for the tile to be
@@ -88,8 +88,9 @@ class WgmmaBackwardTile:
         columns += self.block_m * (self.stages * query + self.grad_out_stages * value)
         score_tiles = 1 if self.roles else _SCORE_TILES
         columns += score_tiles * self.block_n * round_up(self.block_m, _PANEL)
-        handed = self.block_m * (self.block_n if self.roles else 0 if self.direct else query)
-        return first + _ITEMSIZE * columns + _FLOAT32_BYTES * handed
+        handed = self.block_m * self.block_n * self.roles
+        sums = 0 if self.direct else self.block_m * (2 * _PANEL if self.roles else query)
+        return first + _ITEMSIZE * columns + _FLOAT32_BYTES * (handed + sums)
 
     def complaint(self, head_dim: int, head_dim_v: int) -> str | None:
         """Return the rule that this tile breaks, if it breaks one."""
@@ -99,7 +100,7 @@ class WgmmaBackwardTile:
             return f"block_m must be one of {', '.join(map(str, QUERY_WIDTHS))}"
         if self.stages not in (2, 3, 4) or self.grad_out_stages not in (1, 2, 3, 4):
             return "stages must be 2, 3 or 4, and those of grad_out 1 to 4"
-        if self.whole_heads and not (self.persistent and (self.direct or self.roles)):
+        if self.whole_heads and not (self.persistent and self.direct):
             return "whole heads need blocks that stay, and dQ added from registers"
         if self.roles:
             both = self.block_m == self.block_n == ROWS and self.early
@@ -125,7 +126,7 @@ def bucket_backward(head_dim: int) -> int:
 
 # At 256 columns dK and dV fill the registers; else for softcap, whose P is gone when it is rounded
 # late, and for a dq of 64 columns beside a wider dv.
-_ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True)  # 187 KB at 256
+_ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True)  # 219 KB at 256
 # dK and dV leave room for twice as many queries, not for rounding P at once. 196 KB.
 _NARROW = WgmmaBackwardTile(128, 128, 2, 2, False)
 _NARROW_HEADS = replace(_NARROW, direct=True, persistent=True, whole_heads=True)
@@ -140,8 +141,9 @@ _MEDIUM_BANDED = (
     replace(_MEDIUM, grad_out_stages=1),
     _ROLES,
 )
-_WIDE_FULL = (replace(_ROLES, persistent=True),)
-_WIDE_BANDED = (replace(_ROLES, stages=3),)
+_WIDE = replace(_ROLES, persistent=True)
+_WIDE_FULL = (_WIDE,)
+_WIDE_BANDED = (replace(_ROLES, most_queries=512), _WIDE)
 # Larger padded head dim -> tiles by preference; the first that fits and whose limits are kept is
 # taken. Those of 96 and 192 are their neighbours': not timed. Figures: kernels/TUNING.md.
 #

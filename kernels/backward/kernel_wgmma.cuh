@@ -30,6 +30,20 @@ __device__ void consume(const WgmmaBackwardParams& params, const BackwardPipelin
   }
 }
 
+/// What the threads do that have dQ added: one, or one a role.
+template <WgmmaBackwardConfig config>
+__device__ void reduce(const WgmmaBackwardParams& params,
+                       const BackwardPipeline<config>& pipeline) {
+  if constexpr (config.roles) {
+    constexpr int panels = config.sum_dim() / 64, of_values = panels / 2;
+    using Reducer = BackwardPanelReducer<config>;
+    if (threadIdx.x == 32) Reducer{params, pipeline, 0, 0, of_values}.run();
+    if (threadIdx.x == 64) Reducer{params, pipeline, 1, of_values, panels}.run();
+  } else {
+    if (threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
+  }
+}
+
 template <WgmmaBackwardConfig config>
 __device__ void backward_wgmma(const WgmmaBackwardParams& params) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -40,7 +54,7 @@ __device__ void backward_wgmma(const WgmmaBackwardParams& params) {
   if (warpgroup == 0) {
     release_registers<Shares::producer>();
     if (threadIdx.x == 0) BackwardProducer<config>{params, pipeline}.run();
-    if (!config.direct && threadIdx.x == 32) BackwardReducer<config>{params, pipeline}.run();
+    if constexpr (!config.direct) reduce(params, pipeline);
     if constexpr (config.deterministic) {
       if (config.direct && threadIdx.x == 32) BackwardTurns<config>{params, pipeline}.end();
       if (threadIdx.x == 64) BackwardTurns<config>{params, pipeline}.announce();

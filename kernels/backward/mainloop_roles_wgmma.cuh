@@ -8,7 +8,8 @@
 //   keys         |                       | dS, stored    |                          | dQ added
 //   copies       | dO, Q of the next tile ------------------------------------------------>
 //
-// dQ is added to global memory from registers: shared memory has no room for it.
+// Shared memory has room for a panel of 64 columns of dQ for each role, which the copy engine adds
+// to global memory; or dQ is added from registers (`direct`), for which its stores queue up.
 #pragma once
 
 #include "backward/consumer_wgmma.cuh"
@@ -21,12 +22,49 @@ namespace cupyflash {
 /// which the other role has arrived when it had read it: P^T after `shared`, dS after `handed`.
 template <WgmmaBackwardConfig config>
 struct BackwardRole : BackwardConsumer<config> {
+  using Base = BackwardConsumer<config>;
   static constexpr int threads = 256;
   static constexpr int handed_barrier = 1;  // P^T is there for the key role
   static constexpr int shared_barrier = 2;  // dS is there for the value role
   static constexpr int own_barrier = 3;     // dS is there for the key role, which writes it
   static constexpr int panels = config.sum_dim() / 64;
-  static_assert(config.early && config.direct && config.block_m == 64 && config.block_n == 64);
+  static_assert(config.early && config.block_m == 64 && config.block_n == 64);
+
+  /// Adds the columns of dQ of role 0, which makes dV, or 1: those of panels `first` ...
+  template <int role, int sum_tiles>
+  __device__ void add(MmaFragment<1, sum_tiles>& sums, int first, const BackwardWalk<config>& walk,
+                      unsigned count) const {
+    if constexpr (config.direct) {
+      this->add_sums(sums, this->warp_row, first, walk, count);
+    } else {
+      constexpr int panels = sum_tiles / 8;
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        this->pipeline.sums_empty(role).wait((count * panels + panel & 1) ^ 1);
+        stage(sums, panel, role);
+        this->release(this->pipeline.sums_full(role));
+      }
+    }
+  }
+
+ private:
+  /// A panel of this warp's rows as it lies in global memory, 8 rows of it after 8 rows.
+  template <int sum_tiles>
+  __device__ void stage(const MmaFragment<1, sum_tiles>& sums, int panel, int role) const {
+    constexpr int row_bytes = 64 * 4;
+    const unsigned target =
+        this->pipeline.sums(role) + this->warp_row * row_bytes + 16 * MmaLane::lane();
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const auto& left = sums.at[0][8 * panel + 2 * pair];
+      const auto& right = sums.at[0][8 * panel + 2 * pair + 1];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        store_shared(target + r * 8 * row_bytes + pair * 4 * Base::SumOrder::group,
+                     make_float4(left[2 * r], left[2 * r + 1], right[2 * r], right[2 * r + 1]));
+      }
+    }
+  }
 };
 
 /// S^T, P^T, dV.
@@ -61,15 +99,16 @@ struct BackwardValueRole : BackwardRole<config> {
                        unsigned count) const {
     typename Base::Operand p;
     typename Base::Scores scores;
+    float2 shifts[Base::n_tiles];  // read here, as later they would wait behind the products' reads
     this->await_query(count);
+#pragma unroll
+    for (int j = 0; j < Base::n_tiles; ++j) shifts[j] = this->shift_of(count, j);
     this->start_scores(scores, count);
     await_products<0>();
     settle(scores);
     Base::hide(scores, walk, this->warp_row);
 #pragma unroll
-    for (int j = 0; j < Base::n_tiles; ++j) {
-      this->exponentiate(scores, p, walk, j, this->shift_of(count, j));
-    }
+    for (int j = 0; j < Base::n_tiles; ++j) this->exponentiate(scores, p, walk, j, shifts[j]);
     hand_over(scores);
     this->release_query(count);
 
@@ -86,7 +125,7 @@ struct BackwardValueRole : BackwardRole<config> {
       await_products<0>();
       settle(grad_query);
       this->release_last(pipeline.key_empty(), walk);
-      this->add_sums(grad_query, this->warp_row, 0, walk, count);
+      this->template add<0>(grad_query, 0, walk, count);
     } else {
       this->release_last(pipeline.key_empty(), walk);
     }
@@ -136,19 +175,22 @@ struct BackwardKeyRole : BackwardRole<config> {
                        unsigned count) const {
     const auto query_at = Pipeline::QueryPosition::after(count);
     typename Base::Scores slopes;
+    float2 deltas[Base::n_tiles];
+    this->await_query(count);
+#pragma unroll
+    for (int j = 0; j < Base::n_tiles; ++j) deltas[j] = this->delta_of(count, j);
     this->start_slopes(slopes, count);
     await_products<0>();
     settle(slopes);
     this->release_last(pipeline.value_empty(), walk);
     this->release(pipeline.grad_out_empty(Pipeline::GradOutPosition::after(count)));
-    this->await_query(count);
     await_barrier<Base::threads>(Base::handed_barrier);
     typename Base::Operand ds;
 #pragma unroll
     for (int j = 0; j < Base::n_tiles; ++j) {
       const float4 four = load_shared_quad(pipeline.handed() + j * 2048);
       const float p[4] = {four.x, four.y, four.z, four.w};
-      Base::differentiate(ds, j, p, slopes.at[0][j], this->delta_of(count, j));
+      Base::differentiate(ds, j, p, slopes.at[0][j], deltas[j]);
     }
     this->share(ds, count);
     publish_shared();
@@ -164,7 +206,7 @@ struct BackwardKeyRole : BackwardRole<config> {
     await_products<0>();
     settle(grad_query);
     this->release_last(pipeline.key_empty(), walk);
-    this->add_sums(grad_query, this->warp_row, first_panel, walk, count);
+    this->template add<1>(grad_query, first_panel, walk, count);
   }
 };
 

@@ -24,7 +24,8 @@ struct WgmmaBackwardShape {
   using ValueSums = MmaFragment<1, config.head_dim_v / 8>;
 
   // Barriers; a word a thread; statistics; then tiles, which start at multiples of 1024: K, V, Q,
-  // dO, dS twice, dQ in float32 unless it is added directly. With roles, dS once, P in float32.
+  // dO, dS twice, dQ in float32 unless it is added directly. With roles, dS once, P in float32, and
+  // of dQ a panel of 64 columns for each role.
   static constexpr int barrier_bytes = 512;
   static constexpr int statistics_offset = barrier_bytes + 4 * config.threads();
   static constexpr int statistics_bytes = 8 * config.block_m;
@@ -36,11 +37,13 @@ struct WgmmaBackwardShape {
   static constexpr int score_offset = grad_out_offset + config.grad_out_stages * GradOutTile::bytes;
   static constexpr int score_tiles = config.roles ? 1 : 2;
   static constexpr int sums_offset = score_offset + score_tiles * ScoreTile::bytes;
-  static constexpr int sums_bytes = 4 * config.block_m * config.sum_dim();
-  static constexpr int handed_bytes = 4 * config.block_m * config.block_n;
-  static constexpr int bytes = sums_offset + (config.roles    ? handed_bytes
-                                              : config.direct ? 0
-                                                              : sums_bytes);
+  static constexpr int panel_bytes = 4 * config.block_m * 64;
+  static constexpr int sums_bytes = config.direct  ? 0
+                                    : config.roles ? 2 * panel_bytes
+                                                   : 4 * config.block_m * config.sum_dim();
+  static constexpr int handed_offset = sums_offset + sums_bytes;
+  static constexpr int handed_bytes = config.roles ? 4 * config.block_m * config.block_n : 0;
+  static constexpr int bytes = handed_offset + handed_bytes;
 };
 
 /// A tile's `full` phase ends when it is there, its `empty` phase when all who read it have done
@@ -54,6 +57,8 @@ struct BackwardPipeline {
   static constexpr int value_warps = config.roles ? 4 : consumer_warps;  // that read V
   // That add to dQ: of the roles one alone where its columns are a single panel.
   static constexpr int sum_warps = config.roles && config.sum_dim() == 64 ? 4 : consumer_warps;
+
+  static constexpr bool stages_panels = config.roles && !config.direct;
 
   unsigned shared;  // address of the block's shared memory
 
@@ -77,15 +82,17 @@ struct BackwardPipeline {
   /// This thread's place for P^T in float32, which one warpgroup hands to another: 16 bytes, and
   /// 2048 to the next ones.
   __device__ unsigned handed() const {
-    return shared + Shape::sums_offset + threadIdx.x % 128 * 16;
+    return shared + Shape::handed_offset + threadIdx.x % 128 * 16;
   }
-  /// dQ of a query tile, in float32.
-  __device__ unsigned sums() const { return shared + Shape::sums_offset; }
+  /// dQ of a query tile, in float32; or of a role a panel of it.
+  __device__ unsigned sums(int role = 0) const {
+    return shared + Shape::sums_offset + role * Shape::panel_bytes;
+  }
   __device__ unsigned scratch() const { return shared + Shape::barrier_bytes + 4 * threadIdx.x; }
 
-  /// dQ is there; or, if it is added directly in turns, has been added.
-  __device__ AsyncBarrier sums_full() const { return barrier(0, 0); }
-  __device__ AsyncBarrier sums_empty() const { return barrier(1, 0); }
+  /// dQ, or a role's panel of it, is there; or, if it is added directly in turns, has been added.
+  __device__ AsyncBarrier sums_full(int role = 0) const { return barrier(0, role); }
+  __device__ AsyncBarrier sums_empty(int role = 0) const { return barrier(1, role); }
   /// With `deterministic`: a phase ends when the block's turn at a query tile has come.
   __device__ AsyncBarrier turn() const { return barrier(10, 0); }
   /// And if dQ is added directly: when the sums of a turn are known to have been added.
@@ -102,8 +109,10 @@ struct BackwardPipeline {
   /// By all threads of the block.
   __device__ void initialise() const {
     if (threadIdx.x == 0) {
-      sums_full().initialise(sum_warps);
-      sums_empty().initialise(1);
+      for (int role = 0; role < (stages_panels ? 2 : 1); ++role) {
+        sums_full(role).initialise(stages_panels ? 4 : sum_warps);
+        sums_empty(role).initialise(1);
+      }
       if constexpr (config.deterministic) {
         turn().initialise(1);
         turn_used().initialise(1);

@@ -3,6 +3,7 @@
 
 #include "arch/bulk.cuh"
 #include "arch/reduce.cuh"
+#include "attention/query_sums.cuh"
 #include "backward/pipeline_wgmma.cuh"
 #include "backward/walk_wgmma.cuh"
 
@@ -50,6 +51,44 @@ struct BackwardReducer {
              Shape::sums_bytes);
     await_bulk_reads();
     pipeline.sums_empty().arrive();
+  }
+};
+
+/// The same for the panels of one role, `first` ... `end` - 1.
+template <WgmmaBackwardConfig config>
+struct BackwardPanelReducer {
+  using Shape = WgmmaBackwardShape<config>;
+  static constexpr int rows = 8;  // whose sums of a panel lie together
+
+  const WgmmaBackwardParams& params;
+  BackwardPipeline<config> pipeline;
+  int role, first, end;
+
+  __device__ void run() const {
+    unsigned round = 0;
+    int place = first_place<config>(params);
+    for (; place >= 0; place = next_place<config>(params, place)) {
+      for (BackwardWalk<config> walk(params, place); walk.exists(); walk.advance()) {
+#pragma unroll 1
+        for (int panel = first; panel < end; ++panel, round ^= 1) add(walk, panel, round);
+      }
+    }
+    await_bulk_additions();  // shared memory lives as long as the block
+  }
+
+ private:
+  __device__ void add(const BackwardWalk<config>& walk, int panel, unsigned round) const {
+    constexpr int sum_dim = config.sum_dim(), bytes = Shape::panel_bytes / config.block_m * rows;
+    float* const target = params.sums_of(walk.pair(params), walk.first_query(), sum_dim) +
+                          QuerySums<sum_dim>::offset(64 * panel);
+    pipeline.sums_full(role).wait(round);
+    publish_shared();
+#pragma unroll 1
+    for (int part = 0; part < config.block_m / rows; ++part) {
+      add_bulk(target + part * rows * sum_dim, pipeline.sums(role) + part * bytes, bytes);
+    }
+    await_bulk_reads();
+    pipeline.sums_empty(role).arrive();
   }
 };
 
