@@ -188,8 +188,13 @@ _FLOAT8_NARROW = (
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
     WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
-# 128 keys would spill, unless Q is read from shared memory, which has to give K and V already.
-_FLOAT8_MEDIUM = (WgmmaTile(128, 96, 2, True, staged=128, itemsize=1, sums_by_tile=True),)
+# P in shared memory leaves registers for 128 keys. The second is for widths of v without that.
+_FLOAT8_MEDIUM = (
+    WgmmaTile(
+        128, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True
+    ),
+    WgmmaTile(128, 96, 2, True, staged=128, itemsize=1, sums_by_tile=True),
+)
 _FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, staged=64, itemsize=1),)
 _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # FP8: V is in shared memory twice, as it came and transposed. Sums by tile take as many registers
