@@ -107,7 +107,9 @@ class WgmmaTile:
         """Return the rule that this tile breaks, if it breaks one."""
         if self.block_m not in range(ROWS, 5 * ROWS, ROWS):
             return f"block_m must be {ROWS}, {2 * ROWS}, {3 * ROWS} or {4 * ROWS}"
-        widths = _KEY_WIDTHS_WITH_KEPT_QUERIES if self.query_in_registers else KEY_WIDTHS
+        widths: tuple[int, ...] = KEY_WIDTHS
+        if self.query_in_registers:
+            widths = _KEY_WIDTHS_WITH_KEPT_QUERIES
         if self.itemsize == 1:
             widths = _FLOAT8_KEY_WIDTHS
         if self.block_n not in widths:
@@ -201,7 +203,8 @@ _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
-    **dict.fromkeys((96, 128), _FLOAT8_MEDIUM),
+    96: _FLOAT8_MEDIUM[1:],
+    128: _FLOAT8_MEDIUM,
     **dict.fromkeys((160, 192), _FLOAT8_WIDE),
     **dict.fromkeys((224, 256), _FLOAT8_WIDEST),
 }

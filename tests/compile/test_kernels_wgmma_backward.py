@@ -21,8 +21,9 @@ CASES = [
     for head_dim, tiles in table.items()
     for tile in tiles
 ]
-# Of the producer, which has 24 registers and time: the consumers keep everything in theirs.
-SPILLED_BY_THE_PRODUCER = 64
+# Of the producer, which has 24 registers and time. Of a consumer a word or two a query tile, where
+# blocks of 128 queries stay; else everything is in its registers.
+MOST_SPILLED = 112
 
 
 def problem_of(head_dim: int, head_dim_v: int, causal: bool, **options: object) -> Problem:
@@ -38,7 +39,7 @@ def check(plan: WgmmaBackwardPlan) -> None:
     assert not compilation.warnings
     assert "warning" not in compilation.log
     for entry, usage in compilation.entries.items():
-        spilled = SPILLED_BY_THE_PRODUCER if entry == plan.main.entry else 0
+        spilled = MOST_SPILLED if entry == plan.main.entry else 0
         assert usage.spill_stores <= spilled, (entry, plan)
 
 

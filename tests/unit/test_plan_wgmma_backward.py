@@ -48,26 +48,30 @@ def tile_of(d: int = 64, dv: int = 0, **options: object) -> WgmmaBackwardTile:
 
 CAUSAL = {"window_right": 0}
 NARROW, NARROW_STAYING = (
-    WgmmaBackwardTile(128, 128, 2, 1, False, persistent=stays) for stays in (False, True)
+    WgmmaBackwardTile(128, 128, 2, 2, False, persistent=stays) for stays in (False, True)
 )
 NARROW_HEADS = WgmmaBackwardTile(128, 128, 2, 2, False, False, True, True, True)
-MEDIUM = WgmmaBackwardTile(64, 128, 2, 1, True, direct=True)
-MEDIUM_STAYING = WgmmaBackwardTile(64, 128, 2, 1, True, persistent=True)
+MEDIUM, MEDIUM_STAYING = (
+    WgmmaBackwardTile(64, 128, 2, 2, True, persistent=stays) for stays in (False, True)
+)
+MEDIUM_LONG = WgmmaBackwardTile(64, 128, 2, 1, True)
 MEDIUM_HEADS = WgmmaBackwardTile(64, 128, 2, 2, True, False, True, True, True)
-ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True, True)
+ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True)
 
 
 @pytest.mark.parametrize(
     ("d", "band", "most_queries", "few", "many"),
     [
         (64, {}, 512, NARROW_HEADS, NARROW_STAYING),
-        (64, CAUSAL, 2048, NARROW_HEADS, NARROW),
-        (64, {"window_left": 900}, 2048, NARROW_HEADS, NARROW),
-        (96, {}, 2048, MEDIUM_STAYING, MEDIUM),
-        (128, {}, 2048, MEDIUM_STAYING, MEDIUM),
+        (64, {}, 2048, NARROW_STAYING, NARROW),
+        (64, CAUSAL, 1024, NARROW_HEADS, NARROW_STAYING),
+        (64, {"window_left": 900}, 1024, NARROW_HEADS, NARROW_STAYING),
+        (64, CAUSAL, 4096, NARROW_STAYING, NARROW),
         (96, CAUSAL, 512, MEDIUM_HEADS, MEDIUM_STAYING),
         (128, CAUSAL, 512, MEDIUM_HEADS, MEDIUM_STAYING),
-        (128, CAUSAL, 2048, MEDIUM_STAYING, MEDIUM),
+        (128, CAUSAL, 4096, MEDIUM_STAYING, MEDIUM_LONG),
+        (192, CAUSAL, 512, ROLES, replace(ROLES, persistent=True)),
+        (256, CAUSAL, 512, ROLES, replace(ROLES, persistent=True)),
     ],
 )
 def test_tiles_by_how_many_queries_pass_a_key_tile(
@@ -84,17 +88,19 @@ def test_tiles_by_how_many_queries_pass_a_key_tile(
     assert tile_of(d, seqlen_q=most_queries // 4 + 1, **grouped) == many
 
 
-@pytest.mark.parametrize("d", [192, 256])
 @pytest.mark.parametrize("seqlen_q", [512, 8192])
-def test_wide_heads_stay_unless_there_is_a_band(d: int, seqlen_q: int) -> None:
-    assert tile_of(d, seqlen_q=seqlen_q) == replace(ROLES, persistent=True)
-    assert tile_of(d, seqlen_q=seqlen_q, **CAUSAL) == replace(ROLES, stages=3)
+def test_without_a_band_the_number_of_queries_does_not_matter_to_wider_heads(
+    seqlen_q: int,
+) -> None:
+    for d, tile in ((96, MEDIUM), (128, MEDIUM), (192, ROLES), (256, ROLES)):
+        assert tile_of(d, seqlen_q=seqlen_q) == replace(tile, persistent=tile is ROLES)
 
 
 @pytest.mark.parametrize("band", [{}, CAUSAL])
 def test_roles_are_for_softcap_and_for_wider_values(band: dict[str, int]) -> None:
     assert tile_of(64, softcap=3.0, **band) == tile_of(64, 128, **band) == ROLES
-    assert tile_of(128, softcap=3.0, seqlen_q=8192, **band) == MEDIUM
+    wide = tile_of(128, softcap=3.0, seqlen_q=8192, **band)
+    assert wide == (MEDIUM_LONG if band else MEDIUM)
 
 
 def test_whole_heads_are_for_calls_that_fill_the_multiprocessors() -> None:
@@ -103,7 +109,7 @@ def test_whole_heads_are_for_calls_that_fill_the_multiprocessors() -> None:
         assert tile_of(batch=heads, num_heads=1, num_heads_kv=1).whole_heads, heads
     for heads in (1, sms // 2, sms + 1, 3 * sms // 2):
         assert tile_of(batch=heads, num_heads=1, num_heads_kv=1) == NARROW_STAYING, heads
-        assert tile_of(batch=heads, num_heads=1, num_heads_kv=1, **CAUSAL) == NARROW, heads
+        assert tile_of(batch=heads, num_heads=1, num_heads_kv=1, **CAUSAL) == NARROW_STAYING, heads
 
 
 # --- what tiles become ---------------------------------------------------------------------------
@@ -123,8 +129,8 @@ def test_tuning_has_other_tiles_to_try() -> None:
     assert WgmmaBackwardTile(64, 128, 3, 2, True) in tiles
     assert WgmmaBackwardTile(64, 128, 3, 3, True, False, True) in tiles
     assert WgmmaBackwardTile(64, 128, 2, 2, True, False, True, True, True) in tiles
-    assert MEDIUM in tiles
-    assert MEDIUM_STAYING not in tiles  # the default
+    assert MEDIUM_STAYING in tiles
+    assert MEDIUM not in tiles  # the default
 
 
 def test_blocks_that_stay_are_as_many_as_multiprocessors() -> None:
@@ -159,7 +165,7 @@ def test_consumers_do_not_wait_for_turns_unless_they_have_roles(band: dict[str, 
 
 @pytest.mark.parametrize(
     ("d", "band", "most_queries"),
-    [(64, {}, 1024), (64, CAUSAL, 2048), (96, {}, 512), (128, {}, 512), (128, CAUSAL, 512)],
+    [(64, {}, 1024), (64, CAUSAL, 1024), (96, {}, 512), (128, {}, 512), (128, CAUSAL, 512)],
 )
 def test_whole_heads_are_preferred_to_turns(
     d: int, band: dict[str, int], most_queries: int
