@@ -46,13 +46,12 @@ _SUM_WIDTHS = (64, 128)  # of a consumer's part of dq
 class WgmmaBackwardTile:
     """Queries, keys; query tiles and tiles of grad_out in flight; whether P is rounded at once.
 
-    If it is, dV's product runs while dS is formed, and the exponentials beside dP's, but both
-    operands take registers beside the scores. With `roles` two warpgroups share 64 keys: one makes
-    dV, the other dK. With `direct` dQ is added from registers. If `persistent`,
-    blocks stay: while one ends a key tile, what is in flight is the next one's. With `whole_heads`
-    a block takes all key tiles of a head: nobody else adds to its dQ, which is neither cleared
-    beforehand nor converted afterwards. `most_queries`: that pass by a key tile, for the tile to be
-    preferred to those after it in a table; 0: any number.
+    If it is, it takes registers beside the scores until dS is formed. With `roles` two warpgroups
+    share 64 keys: one makes dV, the other dK. With `direct` dQ is added from registers. If
+    `persistent`, blocks stay: while one ends a key tile, what is in flight is the next one's. With
+    `whole_heads` a block takes all key tiles of a head: nobody else adds to its dQ, which is
+    neither cleared beforehand nor converted afterwards. `most_queries`: that pass by a key tile,
+    for the tile to be preferred to those after it in a table; 0: any number.
     """
 
     block_m: int
@@ -130,8 +129,7 @@ _ROLES = WgmmaBackwardTile(64, 64, 2, 1, True, True)  # 219 KB at 256
 # dK and dV leave room for twice as many queries, not for rounding P at once. 196 KB.
 _NARROW = WgmmaBackwardTile(128, 128, 2, 2, False)
 _NARROW_HEADS = replace(_NARROW, direct=True, persistent=True, whole_heads=True)
-# dQ by way of shared memory. 195 KB at 128. In long calls with a band one stage of grad_out, whose
-# memory is not asked for as early, is faster.
+# 195 KB at 128. In long calls with a band one stage of grad_out is faster.
 _MEDIUM = WgmmaBackwardTile(64, 128, 2, 2, True)
 _MEDIUM_HEADS = replace(_MEDIUM, direct=True, persistent=True, whole_heads=True, most_queries=512)
 _MEDIUM_FULL = (_MEDIUM, _ROLES)

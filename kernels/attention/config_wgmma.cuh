@@ -47,12 +47,12 @@ struct WgmmaBackwardConfig {
   int block_n;          // keys of a tile: 64 a consumer warpgroup; with roles 64
   int stages;           // query tiles in shared memory
   int grad_out_stages;  // and tiles of grad_out
-  bool early;           // P^T is rounded at once, and dV asked for before dS is formed
+  bool early;           // P^T is rounded with its exponentials, not when dS is formed
   bool roles;           // of two consumer warpgroups one makes dV, the other dK, of the same keys
-  bool direct;       // dQ is added from registers, not by way of shared memory
-  bool persistent;   // blocks stay, and take one key tile after another
-  bool whole_heads;  // all of a head, in order: then only one block adds to its dQ
-  int load_width;    // of what is loaded element by element: out and grad_out
+  bool direct;          // dQ is added from registers, not by way of shared memory
+  bool persistent;      // blocks stay, and take one key tile after another
+  bool whole_heads;     // all of a head, in order: then only one block adds to its dQ
+  int load_width;       // of what is loaded element by element: out and grad_out
   int store_width;
   bool raw_scores;
   bool window;
