@@ -20,12 +20,19 @@ record() { # the whole GPU suite; the record is written if everything passed
 trial() { # kernels that serve no call by default yet
   CUPYFLASH_TRIAL=1 timeout 600 "$python" -m pytest tests/cuda -n "$workers" -q --tb=short
 }
-sanitize() {
-  local tool
+sanitize() { # every tool with every part side by side, each with a log
   timeout 300 "$python" -m tests.sanitize || return # compiles, which would take long under a tool
-  for tool in memcheck synccheck racecheck; do
-    timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m tests.sanitize || return
+  local tool part log job jobs=() status=0
+  for part in simt:{0..5} mma wgmma cache; do
+    for tool in memcheck synccheck racecheck; do
+      log="$folder/sanitize-$part-$tool.log"
+      timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m tests.sanitize "$part" \
+        > "${log/:/-}" 2>&1 &
+      jobs+=($!)
+    done
   done
+  for job in "${jobs[@]}"; do wait "$job" || status=1; done
+  return "$status"
 }
 bench() {
   timeout 300 "$python" -m cupyflash bench --rounds 3 --json "$folder/bench.json"

@@ -4,7 +4,9 @@ For each tool among memcheck, racecheck, synccheck and initcheck::
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.sanitize
 
-Names of engines after that leave out the others, and ``cache`` is that of key-value caches.
+Names of engines after that leave out the others, and ``cache`` is that of key-value caches. As
+racecheck takes its time, ``simt:0`` to ``simt:5`` are parts of an engine's calls, one dtype and
+shape each, which may run side by side.
 With ``CUPYFLASH_TRIAL=1`` the kernels on trial are watched in place of those that they replace.
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
@@ -44,8 +46,10 @@ def main(chosen: Collection[str] = (*ENGINES, "cache")) -> None:
     """Run everything once; the sanitizer reports what it sees."""
     cupy.cuda.set_allocator(None)
     calls = 0
-    engines = [engine for engine in ENGINES if engine in chosen]
-    for engine, dtype, shape in product(engines, DTYPES, SHAPES):
+    cases = enumerate(product(DTYPES, SHAPES))
+    for engine, (number, (dtype, shape)) in product(ENGINES, cases):
+        if not {engine, f"{engine}:{number}"} & {*chosen}:
+            continue
         seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v = shape
         query, key, value, grad_out = (
             draw(dims, dtype)
