@@ -26,7 +26,10 @@ PART = 512  # so many tokens of a long prompt at once, or plain attention has to
 
 
 class PlainCache(FlashCache):
-    """The same cache, and attention as the textbook writes it: a score for each pair of tokens."""
+    """The same in float32, and attention as the textbook writes it: a score for each pair."""
+
+    def choose_dtype(self) -> str:
+        return "float32"
 
     def attend(self, layer: int, query, key, value):
         xp, start, end = self.xp, self.filled, self.filled + query.shape[1]
