@@ -80,7 +80,7 @@ def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
 
 
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:
-    """Every tile that fits; dV before dS or after it; warpgroups that have keys or roles.
+    """Every tile that fits; P rounded at once or late; warpgroups that have keys or roles.
 
     64 keys without roles were never among the fastest.
     """

@@ -216,8 +216,10 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
     sizes = tiling.block_m, tiling.block_n, tiling.stages
     tile = replace(table[-1], query_in_registers=False, staged=0)
     tile = replace(tile, block_m=tiling.block_m, block_n=tiling.block_n, stages=tiling.stages)
+    dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
     for other in (*_for_length(table, problem), *table):
-        if (other.block_m, other.block_n, other.stages) == sizes:
+        same = (other.block_m, other.block_n, other.stages) == sizes
+        if same and other.complaint(*dims) is None:
             tile = other
             break
     if tile.warps != tiling.warps:

@@ -121,8 +121,10 @@ def plan_backward(
     preferred = tuple(_preferred(problem, device, deterministic))
     tile = _choose(problem, device, (*_given(tiling, preferred), *preferred))
     take_turns = deterministic and not tile.whole_heads
-    if take_turns:  # blocks that wait for others must start in the order of their key tiles
-        tile = replace(tile, persistent=False)
+    if take_turns:
+        # Blocks that wait for others must start in the order of their key tiles; roles add in their
+        # turns themselves.
+        tile = replace(tile, persistent=False, direct=tile.direct or tile.roles)
     config = WgmmaBackwardConfig(
         dtype=problem.dtype,
         head_dim=bucket_backward(problem.head_dim),
@@ -177,17 +179,12 @@ def _preferred(
     width = bucket_backward(max(problem.head_dim, problem.head_dim_v))
     tiles = (BANDED_BACKWARD_TILES if problem.is_banded else BACKWARD_TILES)[width]
     if deterministic:
-        tiles = *DETERMINISTIC_BACKWARD_TILES.get(width, ()), *map(_in_turns, tiles)
+        tiles = *DETERMINISTIC_BACKWARD_TILES.get(width, ()), *tiles
     queries = problem.seqlen_q * problem.group_size
     for tile in tiles:
         few = not tile.most_queries or queries <= tile.most_queries
         if few and (not tile.whole_heads or _heads_fill(problem, device)):
             yield tile
-
-
-def _in_turns(tile: WgmmaBackwardTile) -> WgmmaBackwardTile:
-    """Return the tile of blocks that take turns: consumers do not wait for one, but with roles."""
-    return tile if tile.whole_heads else replace(tile, direct=tile.roles)
 
 
 def _heads_fill(problem: Problem, device: Device) -> bool:

@@ -38,7 +38,7 @@ KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _FLOAT8_KEY_WIDTHS = (96, 128)
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
-_VALUE_WIDTHS_WITH_SHARED_PROBABILITIES = {1: (64, 128, 256), 2: (64, 128)}  # by itemsize
+_VALUE_WIDTHS_WITH_SHARED_PROBABILITIES = (64, 128)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,8 @@ class WgmmaTile:
         if self.shared_probabilities:
             if self.query_in_registers:
                 return "P is in shared memory only beside Q"
-            widths = _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES[self.itemsize]
-            if head_dim_v not in widths:
-                return f"with P in shared memory head_dim_v is padded to {widths}, not {head_dim_v}"
+            if head_dim_v not in _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES:
+                return "with P in shared memory head_dim_v must be up to 64, or 97 to 128"
             if 2 * self.staged_columns(head_dim_v) > self.itemsize * round_up(
                 self.block_n, PANEL_BYTES // self.itemsize
             ):

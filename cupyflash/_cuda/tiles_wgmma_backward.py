@@ -146,8 +146,8 @@ _WIDE_BANDED = (replace(_ROLES, most_queries=512), _WIDE)
 # taken. Those of 96 and 192 are their neighbours': not timed. Figures: kernels/TUNING.md.
 #
 # Blocks that stay save the start and the end of each; in long calls they lose more, perhaps by the
-# order of their key tiles. Whole heads save what stands around the main kernel,
-# until the sums of all heads under way leave the L2 cache.
+# order of their key tiles. Whole heads save what stands around the main kernel, until the sums of
+# all heads under way leave the L2 cache.
 BACKWARD_TILES: dict[int, tuple[WgmmaBackwardTile, ...]] = {
     64: (
         replace(_NARROW_HEADS, most_queries=512),

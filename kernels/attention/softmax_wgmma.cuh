@@ -24,6 +24,7 @@ struct WgmmaMaxima {
   }
   /// The maxima of rows that had `row_max` and have all these scores too. Of numbers one of which
   /// is not negative, the largest has the largest bits, and three integers are compared at a time.
+  /// (A NaN may hide others; it is the row's end anyway.)
   template <int n_tiles>
   __device__ static WgmmaMaxima over(const MmaFragment<1, n_tiles>& scores,
                                      const float (&row_max)[2]) {

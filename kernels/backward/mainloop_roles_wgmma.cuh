@@ -37,10 +37,10 @@ struct BackwardRole : BackwardConsumer<config> {
     if constexpr (config.direct) {
       this->add_sums(sums, this->warp_row, first, walk, count);
     } else {
-      constexpr int panels = sum_tiles / 8;
+      constexpr int own_panels = sum_tiles / 8;
 #pragma unroll
-      for (int panel = 0; panel < panels; ++panel) {
-        this->pipeline.sums_empty(role).wait((count * panels + panel & 1) ^ 1);
+      for (int panel = 0; panel < own_panels; ++panel) {
+        this->pipeline.sums_empty(role).wait((count * own_panels + panel & 1) ^ 1);
         stage(sums, panel, role);
         this->release(this->pipeline.sums_full(role));
       }

@@ -24,8 +24,8 @@ struct WgmmaBackwardShape {
   using ValueSums = MmaFragment<1, config.head_dim_v / 8>;
 
   // Barriers; a word a thread; statistics; then tiles, which start at multiples of 1024: K, V, Q,
-  // dO, dS twice, dQ in float32 unless it is added directly. With roles, dS once, P in float32, and
-  // of dQ a panel of 64 columns for each role.
+  // dO, dS twice, dQ in float32 unless it is added directly. With roles, dS once, of dQ a panel of
+  // 64 columns for each role, P in float32.
   static constexpr int barrier_bytes = 512;
   static constexpr int statistics_offset = barrier_bytes + 4 * config.threads();
   static constexpr int statistics_bytes = 8 * config.block_m;

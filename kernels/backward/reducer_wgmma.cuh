@@ -59,6 +59,7 @@ template <WgmmaBackwardConfig config>
 struct BackwardPanelReducer {
   using Shape = WgmmaBackwardShape<config>;
   static constexpr int rows = 8;  // whose sums of a panel lie together
+  static_assert(!config.deterministic, "with roles consumers add in their turns");
 
   const WgmmaBackwardParams& params;
   BackwardPipeline<config> pipeline;

@@ -70,6 +70,7 @@ def test_gradients(rng: Any, case: str) -> None:
         (64, WgmmaBackwardTile(128, 128, 2, 2, False, False, True)),
         (64, WgmmaBackwardTile(64, 64, 2, 2, True)),
         (128, WgmmaBackwardTile(64, 128, 2, 1, False)),
+        (128, WgmmaBackwardTile(64, 64, 2, 1, True, True)),
     ],
 )
 def test_tiles_that_tuning_tries(

@@ -159,8 +159,8 @@ def test_consumers_do_not_wait_for_turns_unless_they_have_roles(band: dict[str, 
         problem = problem_of(d, d, seqlen_q=9000, **band)
         config = plan_backward(problem, HOPPER, deterministic=True).config
         assert config.deterministic and config.direct == direct and config.roles == direct
-    tile = replace(MEDIUM, direct=True)  # what is asked for is done
-    assert plan_backward(problem_of(128, 128), HOPPER, tile, deterministic=True).config.direct
+    for tile in (replace(MEDIUM, direct=True), ROLES):  # given by a caller, or by tuning
+        assert plan_backward(problem_of(128, 128), HOPPER, tile, deterministic=True).config.direct
 
 
 @pytest.mark.parametrize(
