@@ -10,7 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
+try:
+    import jax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'cupyflash[jax]'", name=error.name) from error
 import jax.numpy as jnp
 import numpy as np
 

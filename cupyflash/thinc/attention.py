@@ -13,7 +13,7 @@ from thinc.util import DataValidationError
 import cupyflash
 from cupyflash.thinc.rotary import rotary_table, rotate
 
-__all__ = ["FlashAttention"]
+__all__ = ["FlashAttention", "invalid"]
 
 Array = Any
 
@@ -98,14 +98,14 @@ def _forward(model: Model, ragged: Ragged, is_train: bool) -> tuple[Ragged, Call
             causal=model.attrs["causal"], window=model.attrs["window"], **_dropout(model, is_train),
         )  # fmt: skip
     except (TypeError, ValueError) as error:
-        raise _invalid(model, ragged, str(error)) from error
+        raise invalid(model, ragged, str(error)) from error
 
     def backprop(grad: Ragged) -> Ragged:
         dout = _checked(model, grad, "nO").reshape(-1, *out.shape[1:])
         try:
             grads = cupyflash.flash_attention_backward(dout, saved)
         except (TypeError, ValueError) as error:
-            raise _invalid(model, grad, str(error)) from error
+            raise invalid(model, grad, str(error)) from error
         parts = turn_back(grads.dq), turn_back(grads.dk), grads.dv
         data = xp.concatenate(parts, axis=1).reshape(ragged.data.shape)
         return Ragged(data, ragged.lengths)
@@ -152,13 +152,15 @@ def _dropout(model: Model, is_train: bool) -> dict[str, Any]:
 def _checked(model: Model, ragged: Any, dim: str) -> Array:
     expected = model.get_dim(dim)
     if not isinstance(ragged, Ragged):
-        raise _invalid(model, ragged, f"it must be a Ragged of rows {expected} wide ({dim})")
+        raise invalid(model, ragged, f"it must be a Ragged of rows {expected} wide ({dim})")
     if ragged.data.shape[1] != expected:
-        raise _invalid(
+        raise invalid(
             model, ragged, f"rows must be {expected} wide ({dim}), got {ragged.data.shape[1]}"
         )
     return ragged.data
 
 
-def _invalid(model: Model, ragged: Any, message: str) -> DataValidationError:
-    return DataValidationError(model.name, ragged, None, [{"loc": ["Ragged"], "msg": message}])
+def invalid(model: Model, data: Any, message: str) -> DataValidationError:
+    """Return thinc's error about what a layer was given."""
+    loc = [type(data).__name__]
+    return DataValidationError(model.name, data, None, [{"loc": loc, "msg": message}])

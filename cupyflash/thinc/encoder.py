@@ -20,7 +20,7 @@ from thinc.api import (
 )
 from thinc.types import Padded, Ragged
 
-from cupyflash.thinc.attention import FlashAttention
+from cupyflash.thinc.attention import FlashAttention, invalid
 
 __all__ = ["MultiHeadAttention", "TransformerEncoder"]
 
@@ -51,6 +51,13 @@ def MultiHeadAttention(
     -------
     Model[SeqT, SeqT]
         Ragged, Padded, or list of arrays ``(length, width)`` to the same.
+
+    Raises
+    ------
+    ValueError
+        Numbers that do not fit.
+    thinc.util.DataValidationError
+        In use: data of another kind, width or type.
     """
     if num_heads < 1 or width % num_heads:
         raise ValueError(
@@ -103,6 +110,13 @@ def TransformerEncoder(
     Model[SeqT, SeqT]
         Ragged, Padded, or list of arrays ``(length, width)`` to the same.
 
+    Raises
+    ------
+    ValueError
+        Numbers that do not fit.
+    thinc.util.DataValidationError
+        In use: data of another kind, width or type.
+
     Notes
     -----
     Xiong et al. 2020, arXiv 2002.04745, figure 1 (b).
@@ -131,9 +145,29 @@ def _packed(name: str, layer: Model, width: int) -> Model:
 
 
 def _forward(model: Model, sequences: Any, is_train: bool) -> Any:
+    _check(model, sequences)
     if not _tokens(sequences):  # thinc's own layers fail or warn without rows; nI is nO
         return sequences, lambda grads: grads
     return model.layers[0](sequences, is_train)
+
+
+def _check(model: Model, sequences: Any) -> None:
+    """Raise DataValidationError unless there are float32 rows of the model's width.
+
+    Rows of a batch without tokens may have any width, as thinc loses it.
+    """
+    width = model.get_dim("nI")
+    wanted = f"Ragged, Padded or a list of float32 arrays (length, {width})"
+    packed = isinstance(sequences, (Ragged, Padded))
+    if not packed and not isinstance(sequences, (list, tuple)):
+        raise invalid(model, sequences, f"it must be {wanted}, got {type(sequences).__name__}")
+    for rows in (sequences.data,) if packed else sequences:
+        dtype = getattr(rows, "dtype", None)
+        shape: tuple[int, ...] = getattr(rows, "shape", ())
+        dims = 3 if isinstance(sequences, Padded) else 2
+        if len(shape) != dims or dtype != "float32" or (0 not in shape and shape[-1] != width):
+            got = f"{dtype} {shape}" if shape else type(rows).__name__
+            raise invalid(model, sequences, f"it must be {wanted}, got {got}")
 
 
 def _tokens(sequences: Any) -> int:
@@ -145,5 +179,8 @@ def _tokens(sequences: Any) -> int:
 
 
 def _initialize(model: Model, X: Any = None, Y: Any = None) -> None:
+    for sequences in (X, Y):
+        if sequences is not None:
+            _check(model, sequences)
     # Every dimension is known, and without tokens thinc would take them for 0.
     model.layers[0].initialize(*(x if x is not None and _tokens(x) else None for x in (X, Y)))

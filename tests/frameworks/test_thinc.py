@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -229,6 +230,21 @@ def test_wrong_width_and_depth():
         MultiHeadAttention(10, 4)
     with pytest.raises(ValueError, match="depth"):
         TransformerEncoder(8, 0, 4)
+
+
+@pytest.mark.parametrize("make", [MultiHeadAttention, partial(TransformerEncoder, depth=1)])
+def test_wrong_sequences(rng, make):
+    layer = make(width=8, num_heads=2)
+    rows = rng.standard_normal((5, 8)).astype(np.float32)
+    layer.initialize(X=[rows, rows[:0]])
+    assert layer.predict([rows])[0].shape == (5, 8)
+    lengths = np.array([5], np.int32)
+    narrow, wide = rows[:, :7], rows.astype(np.float64)
+    for wrong in ([narrow], Ragged(narrow, lengths), [rows, wide], rows, [[1.0]], [rows[0]]):
+        with pytest.raises(DataValidationError, match=r"arrays \(length, 8\)"):
+            layer.predict(wrong)
+        with pytest.raises(DataValidationError, match=r"arrays \(length, 8\)"):
+            make(width=8, num_heads=2).initialize(X=wrong)
 
 
 def test_wrong_data(rng):
