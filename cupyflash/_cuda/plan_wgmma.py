@@ -6,6 +6,7 @@ backward, which FP8 has not, is in `plan_wgmma_backward`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -216,10 +217,8 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
     sizes = tiling.block_m, tiling.block_n, tiling.stages
     tile = replace(table[-1], query_in_registers=False, staged=0)
     tile = replace(tile, block_m=tiling.block_m, block_n=tiling.block_n, stages=tiling.stages)
-    dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
-    for other in (*_for_length(table, problem), *table):
-        same = (other.block_m, other.block_n, other.stages) == sizes
-        if same and other.complaint(*dims) is None:
+    for other in _fitting((*_for_length(table, problem), *table), problem):
+        if (other.block_m, other.block_n, other.stages) == sizes:
             tile = other
             break
     if tile.warps != tiling.warps:
@@ -242,10 +241,15 @@ def _for_length(table: tuple[WgmmaTile, ...], problem: Problem) -> tuple[WgmmaTi
     return tuple(tile for tile in table if problem.seqlen_k >= tile.least_keys)
 
 
+def _fitting(tiles: Iterable[WgmmaTile], problem: Problem) -> tuple[WgmmaTile, ...]:
+    """Return those whose rules the head dims keep."""
+    dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
+    return tuple(tile for tile in tiles if tile.complaint(*dims) is None)
+
+
 def _choose(problem: Problem, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """Return the first tile that computes few more rows than exist, or the one with the fewest."""
-    dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
-    table = tuple(t for t in _for_length(table, problem) if t.complaint(*dims) is None) or table
+    table = _fitting(_for_length(table, problem), problem) or table
     rows = {tile: -(-problem.seqlen_q // tile.block_m) * tile.block_m for tile in table}
     most = _MOST_ROWS * min(rows.values())
     return next(tile for tile in table if rows[tile] <= most)

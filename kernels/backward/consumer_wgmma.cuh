@@ -134,24 +134,29 @@ struct BackwardConsumer {
   __device__ static int sums_offset(int row, int panel) {
     return row * config.sum_dim() + SumOrder::offset(panel * 64) + 4 * MmaLane::lane();
   }
-  /// Calls visit(distance from there, two numbers, two more) with all of a lane's part of dQ.
-  template <int sum_tiles, class Visit>
-  __device__ static void visit_sums(MmaFragment<1, sum_tiles>& sums, const Visit& visit) {
+  /// Calls visit(distance from there, two numbers, two more) with all of a lane's part of dQ, or
+  /// with the columns from `first` on that a memory of `dim` columns has.
+  template <int dim = config.sum_dim(), int sum_tiles, class Visit>
+  __device__ static void visit_sums(MmaFragment<1, sum_tiles>& sums, const Visit& visit,
+                                    int first = 0) {
+    constexpr int tiles = sum_tiles < dim / 8 ? sum_tiles : dim / 8;
 #pragma unroll
-    for (int pair = 0; pair < sum_tiles / 2; ++pair) {
+    for (int pair = 0; pair < tiles / 2; ++pair) {
+      auto& left = sums.at[0][first / 8 + 2 * pair];
+      auto& right = sums.at[0][first / 8 + 2 * pair + 1];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        visit(r * 8 * config.sum_dim() + pair * SumOrder::group, sums.at[0][2 * pair] + 2 * r,
-              sums.at[0][2 * pair + 1] + 2 * r);
+        visit(r * 8 * dim + pair * SumOrder::group, left + 2 * r, right + 2 * r);
       }
     }
   }
   /// Calls put(distance, four numbers).
-  template <int sum_tiles, class Put>
-  __device__ static void put_sums(MmaFragment<1, sum_tiles>& sums, const Put& put) {
-    visit_sums(sums, [&](int distance, const float* left, const float* right) {
+  template <int dim = config.sum_dim(), int sum_tiles, class Put>
+  __device__ static void put_sums(MmaFragment<1, sum_tiles>& sums, const Put& put, int first = 0) {
+    const auto visit = [&](int distance, const float* left, const float* right) {
       put(distance, make_float4(left[0], left[1], right[0], right[1]));
-    });
+    };
+    visit_sums<dim>(sums, visit, first);
   }
 
   /// Adds a warp's part of dQ to global memory; with `deterministic` in this key tile's turn.
@@ -231,7 +236,7 @@ struct BackwardConsumer {
   }
 
   /// Hides scores that queries do not see.
-  __device__ static void hide(Scores& scores, const Walk& walk, int warp_row) {
+  __device__ void hide(Scores& scores, const Walk& walk) const {
     const TileIndex& tile = walk.tile;
     const int first_query = walk.first_query();
     const Band transposed = walk.band.transposed();

@@ -50,20 +50,11 @@ struct BackwardRole : BackwardConsumer<config> {
  private:
   /// A panel of this warp's rows as it lies in global memory, 8 rows of it after 8 rows.
   template <int sum_tiles>
-  __device__ void stage(const MmaFragment<1, sum_tiles>& sums, int panel, int role) const {
-    constexpr int row_bytes = 64 * 4;
+  __device__ void stage(MmaFragment<1, sum_tiles>& sums, int panel, int role) const {
     const unsigned target =
-        this->pipeline.sums(role) + this->warp_row * row_bytes + 16 * MmaLane::lane();
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const auto& left = sums.at[0][8 * panel + 2 * pair];
-      const auto& right = sums.at[0][8 * panel + 2 * pair + 1];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        store_shared(target + r * 8 * row_bytes + pair * 4 * Base::SumOrder::group,
-                     make_float4(left[2 * r], left[2 * r + 1], right[2 * r], right[2 * r + 1]));
-      }
-    }
+        this->pipeline.sums(role) + this->warp_row * 64 * 4 + 16 * MmaLane::lane();
+    const auto put = [&](int distance, float4 four) { store_shared(target + 4 * distance, four); };
+    this->template put_sums<64>(sums, put, 64 * panel);
   }
 };
 
@@ -106,7 +97,7 @@ struct BackwardValueRole : BackwardRole<config> {
     this->start_scores(scores, count);
     await_products<0>();
     settle(scores);
-    Base::hide(scores, walk, this->warp_row);
+    this->hide(scores, walk);
 #pragma unroll
     for (int j = 0; j < Base::n_tiles; ++j) this->exponentiate(scores, p, walk, j, shifts[j]);
     hand_over(scores);

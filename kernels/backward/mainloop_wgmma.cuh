@@ -102,9 +102,11 @@ struct BackwardMainloop : BackwardConsumer<config> {
     read_shifts<known, beside_slopes>(state, state.count);
     await_products<1>();
     settle(state.scores);
-    Base::hide(state.scores, walk, warp_row);
+    this->hide(state.scores, walk);
 #pragma unroll
-    for (int j = 0; j < beside_slopes; ++j) exponentiate(state, walk, j, state.shifts[j]);
+    for (int j = 0; j < beside_slopes; ++j) {
+      this->exponentiate(state.scores, state.p, walk, j, state.shifts[j]);
+    }
     this->hold_back(state.scores, beside_slopes);
     await_products<0>();
     settle(state.slopes);
@@ -116,7 +118,10 @@ struct BackwardMainloop : BackwardConsumer<config> {
 #pragma unroll
     for (int j = 0; j < n_tiles; ++j) {
       const int next = j + beside_slopes;
-      if (next < n_tiles) exponentiate(state, walk, next, this->shift_of(state.count, next));
+      if (next < n_tiles) {
+        const float2 shift = this->shift_of(state.count, next);
+        this->exponentiate(state.scores, state.p, walk, next, shift);
+      }
       if constexpr (!early) Base::round(state.p, j, state.scores.at[0][j]);
       Base::differentiate(state.ds, j, state.scores.at[0][j], state.slopes.at[0][j],
                           this->delta_of(state.count, j));
@@ -153,10 +158,6 @@ struct BackwardMainloop : BackwardConsumer<config> {
     await_products<0>();
     settle(state.grad_key);
     this->release_query(state.count);
-  }
-
-  __device__ void exponentiate(State& state, const Walk& walk, int j, float2 shift) const {
-    Base::exponentiate(state.scores, state.p, walk, j, shift);
   }
 
   /// Of this warpgroup among those that share dQ.

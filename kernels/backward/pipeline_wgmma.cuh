@@ -55,10 +55,11 @@ struct BackwardPipeline {
   using GradOutPosition = RingPosition<config.grad_out_stages>;
   static constexpr int consumer_warps = 4 * config.consumers();
   static constexpr int value_warps = config.roles ? 4 : consumer_warps;  // that read V
-  // That add to dQ: of the roles one alone where its columns are a single panel.
-  static constexpr int sum_warps = config.roles && config.sum_dim() == 64 ? 4 : consumer_warps;
-
-  static constexpr bool stages_panels = config.roles && !config.direct;
+  // Places for what is to be added to dQ, and the warps that share one: those of a role, too, where
+  // dQ's columns are a single panel.
+  static constexpr int sum_places = config.roles && !config.direct ? 2 : 1;
+  static constexpr bool apart = sum_places == 2 || (config.roles && config.sum_dim() == 64);
+  static constexpr int sum_warps = apart ? 4 : consumer_warps;
 
   unsigned shared;  // address of the block's shared memory
 
@@ -109,8 +110,8 @@ struct BackwardPipeline {
   /// By all threads of the block.
   __device__ void initialise() const {
     if (threadIdx.x == 0) {
-      for (int role = 0; role < (stages_panels ? 2 : 1); ++role) {
-        sums_full(role).initialise(stages_panels ? 4 : sum_warps);
+      for (int role = 0; role < sum_places; ++role) {
+        sums_full(role).initialise(sum_warps);
         sums_empty(role).initialise(1);
       }
       if constexpr (config.deterministic) {

@@ -19,12 +19,10 @@ struct BackwardReducer {
   __device__ void run() const {
     if constexpr (config.deterministic) return run_in_turns();
     unsigned round = 0;
-    int place = first_place<config>(params);
-    for (; place >= 0; place = next_place<config>(params, place)) {
-      for (BackwardWalk<config> walk(params, place); walk.exists(); walk.advance(), round ^= 1) {
-        add(walk, round);
-      }
-    }
+    visit_query_tiles<config>(params, [&](const BackwardWalk<config>& walk) {
+      add(walk, round);
+      round ^= 1;
+    });
     await_bulk_additions();  // shared memory lives as long as the block
   }
 
@@ -67,13 +65,10 @@ struct BackwardPanelReducer {
 
   __device__ void run() const {
     unsigned round = 0;
-    int place = first_place<config>(params);
-    for (; place >= 0; place = next_place<config>(params, place)) {
-      for (BackwardWalk<config> walk(params, place); walk.exists(); walk.advance()) {
+    visit_query_tiles<config>(params, [&](const BackwardWalk<config>& walk) {
 #pragma unroll 1
-        for (int panel = first; panel < end; ++panel, round ^= 1) add(walk, panel, round);
-      }
-    }
+      for (int panel = first; panel < end; ++panel, round ^= 1) add(walk, panel, round);
+    });
     await_bulk_additions();  // shared memory lives as long as the block
   }
 

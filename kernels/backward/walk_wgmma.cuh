@@ -138,4 +138,13 @@ struct BackwardWalk {
   __device__ int last_tile() const { return backwards() ? tiles.begin : tiles.end - 1; }
 };
 
+/// Calls visit(walk) at each query tile that passes by one of this block's key tiles.
+template <WgmmaBackwardConfig config, class Visit>
+__device__ void visit_query_tiles(const WgmmaBackwardParams& params, const Visit& visit) {
+  int place = first_place<config>(params);
+  for (; place >= 0; place = next_place<config>(params, place)) {
+    for (BackwardWalk<config> walk(params, place); walk.exists(); walk.advance()) visit(walk);
+  }
+}
+
 }  // namespace cupyflash

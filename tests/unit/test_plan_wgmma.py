@@ -601,6 +601,15 @@ def test_who_serves_float8() -> None:
     assert lacks("mma", float8(), HOPPER) == ["float8_e4m3fn"]
 
 
+def test_a_tiling_is_not_taken_for_a_tile_that_complains() -> None:
+    """The table's tile of that size has no product for 96 columns of V; another way has."""
+    tiling = Tiling(128, 128, 2, 12)
+    for dv, shared in ((128, True), (80, False)):
+        plan = plan_forward(float8(d=128, dv=dv), HOPPER, tiling)
+        assert plan.tiling == tiling
+        assert plan.config.shared_probabilities == shared
+
+
 @pytest.mark.parametrize("head_dim", FLOAT8_TILES)
 def test_float8_tiles_fit(head_dim: int) -> None:
     for tile in FLOAT8_TILES[head_dim]:
