@@ -185,11 +185,17 @@ _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), 
 _MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
 BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
 
+# P in shared memory leaves registers for 128 keys beside sums by tile.
+_FLOAT8_NARROW_LONG = WgmmaTile(
+    192, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True,
+    least_keys=2048,
+)  # fmt: skip
 _FLOAT8_NARROW = (
+    _FLOAT8_NARROW_LONG,
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
     WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
-# P in shared memory leaves registers for 128 keys. The second is for widths of v without that.
+# The second is for widths of v for which P cannot be in shared memory.
 _FLOAT8_MEDIUM = (
     WgmmaTile(
         128, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True
