@@ -7,7 +7,6 @@ For each tool among memcheck, racecheck, synccheck and initcheck::
 Names of engines after that leave out the others, and ``cache`` is that of key-value caches. As
 racecheck takes its time, ``simt:0`` to ``simt:5`` are parts of an engine's calls, one dtype and
 shape each, which may run side by side.
-With ``CUPYFLASH_TRIAL=1`` the kernels on trial are watched in place of those that they replace.
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
 """

@@ -162,9 +162,14 @@ def _turns(problem: Problem) -> tuple[MmaForwardTile, ...]:
 
 
 def _turns_pay(problem: Problem, device: Device) -> bool:
-    """Whether turns are faster: calls are long, and fill the GPU with large tiles."""
+    """Whether turns are faster: calls are long, and fill the GPU with large tiles.
+
+    Where queries see different keys of a mask, fewer of such tiles are hidden.
+    """
     turns = TURNS.get(wider(problem))
     if turns is None or device.compute_capability != _MEASURED:
+        return False
+    if "block_mask" in problem.extras or problem.mask_shape[2:3] not in ((), (1,)):
         return False
     tiles = row_tiles(problem, problem.seqlen_q, turns.tile.block_m) * problem.num_heads
     if tiles < device.multiprocessors:

@@ -68,6 +68,11 @@ def test_long_calls_whose_scores_take_time_multiply_in_turns() -> None:
     assert not takes_turns(**capped, batch=1, num_heads=1, num_heads_kv=1)
     assert not takes_turns(**capped, batch=64, varlen=True)  # 64 tokens each
     assert not takes_turns(Device.known("sm_80"), **capped)
+    mask = {"masks": 1, "extras": frozenset({"mask"})}
+    assert takes_turns(**mask, mask_shape=(4, 1, 1, 4096))
+    assert not takes_turns(**mask, mask_shape=(1, 1, 4096, 4096))
+    blocks = frozenset({"block_mask"})
+    assert not takes_turns(extras=blocks, mask_shape=(1, 1, 4096, 4096))
     bias = {"bias_dtype": "float16", "bias_shape": (1, 16, 4096, 4096)}
     assert not takes_turns(**capped, **bias, extras=frozenset({"bias"}))
 
