@@ -51,7 +51,9 @@ class WgmmaTile:
     pass shared memory at a time, for the copy engine to write; 0: lanes write for themselves.
     `least_keys`: of a sequence, for the tile to be preferred to those after it in a table.
     `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
-    apart and added in float32, as the tensor cores keep only some 14 bits of them.
+    on their own and added in float32, as the tensor cores keep only some 14 bits of them. `apart`:
+    a warpgroup has one product after the other, and no exponentials beside them, so that scores and
+    the sums of a tile take the same registers.
     """
 
     block_m: int
@@ -67,6 +69,7 @@ class WgmmaTile:
     sums_by_tile: bool = False
     shared_probabilities: bool = False
     joined: bool = True
+    apart: bool = False
 
     @property
     def consumers(self) -> int:
@@ -128,7 +131,11 @@ class WgmmaTile:
         registers = self.block_n // 2
         if not self.shared_probabilities:
             registers += self.block_n * self.itemsize // 8
-        registers += head_dim_v // 2 * (1 + self.sums_by_tile)
+        sums = head_dim_v // 2
+        if self.apart:
+            registers = sums + max(registers, sums)
+        else:
+            registers += sums * (1 + self.sums_by_tile)
         if self.query_in_registers:
             registers += head_dim * self.itemsize // 8
         if registers > _MAX_REGISTERS[self.consumers]:
@@ -195,8 +202,14 @@ _FLOAT8_NARROW = (
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
     WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
-# The second is for widths of v for which P cannot be in shared memory.
+# Three warpgroups, which overlap one another; the last is for widths of v for which P cannot be in
+# shared memory.
+_FLOAT8_MEDIUM_LONG = WgmmaTile(
+    192, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True,
+    joined=False, apart=True, least_keys=2048,
+)  # fmt: skip
 _FLOAT8_MEDIUM = (
+    _FLOAT8_MEDIUM_LONG,
     WgmmaTile(
         128, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True
     ),
@@ -208,7 +221,7 @@ _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
-    96: _FLOAT8_MEDIUM[1:],
+    96: _FLOAT8_MEDIUM[2:],
     128: _FLOAT8_MEDIUM,
     **dict.fromkeys((160, 192), _FLOAT8_WIDE),
     **dict.fromkeys((224, 256), _FLOAT8_WIDEST),
