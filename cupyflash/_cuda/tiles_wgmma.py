@@ -37,6 +37,7 @@ _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _FLOAT8_KEY_WIDTHS = (96, 128)
+_MAX_FLOAT8_CONSUMERS = 3  # warps that transpose leave too few registers for four
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
 _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES = (64, 128)
 
@@ -114,6 +115,8 @@ class WgmmaTile:
         if self.query_in_registers:
             widths = _KEY_WIDTHS_WITH_KEPT_QUERIES
         if self.itemsize == 1:
+            if self.consumers > _MAX_FLOAT8_CONSUMERS:
+                return f"FP8 takes up to {ROWS * _MAX_FLOAT8_CONSUMERS} queries"
             widths = _FLOAT8_KEY_WIDTHS
         if self.block_n not in widths:
             return f"block_n must be one of {', '.join(map(str, widths))}"
