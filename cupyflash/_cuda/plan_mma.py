@@ -36,7 +36,7 @@ from cupyflash._cuda.plan_mma_common import (
     wider,
 )
 from cupyflash._cuda.score_source import ScoreSource, definitions
-from cupyflash._cuda.tiles_mma import FORWARD_TILES, STAGES, TURNS, MmaForwardTile
+from cupyflash._cuda.tiles_mma import FORWARD_TILES, STAGES, TURNS, MmaForwardTile, Turns
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -151,28 +151,24 @@ def _check_stages(tiling: Tiling) -> None:
 
 def _table(problem: Problem, device: Device) -> tuple[MmaForwardTile, ...]:
     """Return the tiles for a problem, by preference."""
-    table = FORWARD_TILES[wider(problem)]
-    return (*_turns(problem), *table) if _turns_pay(problem, device) else table
+    turns = (each.tile for each in _turns(problem) if _pays(each, problem, device))
+    return (*turns, *FORWARD_TILES[wider(problem)])
 
 
-def _turns(problem: Problem) -> tuple[MmaForwardTile, ...]:
-    """Return the tile whose warps multiply in turns, if there is one that serves the problem."""
-    width = wider(problem)
-    return (TURNS[width].tile,) if width in TURNS and "bias" not in problem.extras else ()
+def _turns(problem: Problem) -> tuple[Turns, ...]:
+    """Return the tiles whose warps multiply in turns and that serve the problem."""
+    return () if "bias" in problem.extras else TURNS.get(wider(problem), ())
 
 
-def _turns_pay(problem: Problem, device: Device) -> bool:
-    """Whether turns are faster: calls are long, and fill the GPU with large tiles.
+def _pays(turns: Turns, problem: Problem, device: Device) -> bool:
+    """Whether such a tile is faster: calls are long, and fill the GPU with large tiles.
 
-    Where queries see different keys of a mask, fewer of such tiles are hidden.
+    Where queries see different keys of a mask, fewer of them are hidden.
     """
-    turns = TURNS.get(wider(problem))
-    if turns is None or device.compute_capability != _MEASURED:
-        return False
-    if "block_mask" in problem.extras or problem.mask_shape[2:3] not in ((), (1,)):
+    if device.compute_capability != _MEASURED or "block_mask" in problem.extras:
         return False
     tiles = row_tiles(problem, problem.seqlen_q, turns.tile.block_m) * problem.num_heads
-    if tiles < device.multiprocessors:
+    if tiles < device.multiprocessors or problem.mask_shape[2:3] not in ((), (1,)):
         return False
     least = turns.plain
     if problem.softcap is not None:
@@ -201,7 +197,8 @@ def _given(tiling: Tiling | MmaForwardTile, problem: Problem) -> MmaForwardTile:
         return tiling
     _check_stages(tiling)
     sizes = tiling.block_m, tiling.block_n, tiling.warps
-    for tile in (*_turns(problem), *FORWARD_TILES[wider(problem)]):
+    turns = (each.tile for each in _turns(problem))
+    for tile in (*turns, *FORWARD_TILES[wider(problem)]):
         if (tile.block_m, tile.block_n, tile.warps) == sizes:
             return tile
     return MmaForwardTile(*sizes, kept_steps=0, blocks=1)

@@ -172,17 +172,20 @@ FORWARD_TILES: dict[int, tuple[MmaForwardTile, ...]] = {
 
 _NEVER = LeastKeys(None, None)
 _SOON = LeastKeys(512, 2048)
+_LATE = LeastKeys(2048, 2048)
+_WIDE = Turns(MmaForwardTile(128, 64, 8, 0, 1, True), _SOON, _SOON, _SOON)
 
-# Larger padded head dim -> turns. One block a multiprocessor, so that its first loads and its last
-# stores are hidden by nobody: for long calls. What a score takes beside the products is hidden
-# better: softcap's are 12 % faster at head dim 128, where plain calls are not. Above 128, tiles are
-# twice as large as the table's.
-TURNS: dict[int, Turns] = {
-    64: Turns(MmaForwardTile(256, 64, 8, 2, 1, True), LeastKeys(4096, 16384), _NEVER, _NEVER),
-    128: Turns(MmaForwardTile(256, 32, 8, 0, 1, True), _NEVER, _SOON, LeastKeys(1024, 8192)),
-    160: Turns(MmaForwardTile(128, 64, 8, 0, 1, True), _SOON, _SOON, _SOON),
-    192: Turns(MmaForwardTile(128, 64, 8, 0, 1, True), _SOON, _SOON, _SOON),
-    256: Turns(MmaForwardTile(128, 48, 8, 0, 1, True), _SOON, _SOON, _SOON),
+# Larger padded head dim -> turns, by preference. One block a multiprocessor, so that its first loads
+# and its last stores are hidden by nobody: for long calls. What a score takes beside the products is
+# hidden better: softcap's calls are 12 % faster at head dim 128, where plain ones are not. Above 128,
+# tiles are twice as large as those above.
+TURNS: dict[int, tuple[Turns, ...]] = {
+    64: (Turns(MmaForwardTile(256, 64, 8, 2, 1, True), LeastKeys(4096, 16384), _NEVER, _NEVER),),
+    128: (Turns(MmaForwardTile(256, 32, 8, 0, 1, True), _NEVER, _SOON, LeastKeys(1024, 8192)),),
+    160: (_WIDE,),
+    192: (_WIDE,),
+    # 48 keys leave no spills, 64 none of 512 keys over.
+    256: (Turns(MmaForwardTile(128, 48, 8, 0, 1, True), _LATE, _LATE, _LATE), _WIDE),
 }
 
 _SMALL = MmaBackwardTile(32, 128, 4, 1, 2)  # 32 keys a warp: dk and dv take all free registers

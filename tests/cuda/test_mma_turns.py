@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Shape, str, tuple[str, ...], Options]] = {
 
 def tiling_of(shape: Shape) -> Tiling:
     """The tile that multiplies in turns, in the terms of the public interface."""
-    tile = TURNS[-(-max(shape.head_dim, shape.head_dim_v) // 32) * 32].tile
+    tile = TURNS[-(-max(shape.head_dim, shape.head_dim_v) // 32) * 32][0].tile
     return Tiling(tile.block_m, tile.block_n, 2, tile.warps)
 
 

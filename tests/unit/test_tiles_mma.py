@@ -60,6 +60,8 @@ def test_long_calls_whose_scores_take_time_multiply_in_turns() -> None:
     assert takes_turns(**capped)
     assert takes_turns(dropout_p=0.1)
     assert takes_turns(head_dim=256)
+    assert takes_turns(head_dim=256, seqlen_q=512, seqlen_k=512)
+    assert not takes_turns(head_dim=256, seqlen_q=512, seqlen_k=512, window_right=0)
     assert not takes_turns()
     assert not takes_turns(**capped, seqlen_k=256)
     assert not takes_turns(**capped, seqlen_q=1)
