@@ -175,10 +175,10 @@ _SOON = LeastKeys(512, 2048)
 _LATE = LeastKeys(2048, 2048)
 _WIDE = Turns(MmaForwardTile(128, 64, 8, 0, 1, True), _SOON, _SOON, _SOON)
 
-# Larger padded head dim -> turns, by preference. One block a multiprocessor, so that its first loads
-# and its last stores are hidden by nobody: for long calls. What a score takes beside the products is
-# hidden better: softcap's calls are 12 % faster at head dim 128, where plain ones are not. Above 128,
-# tiles are twice as large as those above.
+# Larger padded head dim -> turns, by preference. One block a multiprocessor, so that its first
+# loads and its last stores are hidden by nobody: for long calls. What a score takes beside the
+# products is hidden better: softcap's calls are 12 % faster at head dim 128, where plain ones are
+# not. Above 128, tiles are twice as large as those above.
 TURNS: dict[int, tuple[Turns, ...]] = {
     64: (Turns(MmaForwardTile(256, 64, 8, 2, 1, True), LeastKeys(4096, 16384), _NEVER, _NEVER),),
     128: (Turns(MmaForwardTile(256, 32, 8, 0, 1, True), _NEVER, _SOON, LeastKeys(1024, 8192)),),
