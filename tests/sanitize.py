@@ -6,7 +6,7 @@ For each tool among memcheck, racecheck, synccheck and initcheck::
 
 Names of engines after that leave out the others, and ``cache`` is that of key-value caches. As
 racecheck takes its time, ``simt:0`` to ``simt:5`` are parts of an engine's calls, one dtype and
-shape each, which may run side by side.
+shape each, which may run side by side; ``turns`` is a part of mma's.
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
 """
@@ -79,7 +79,7 @@ def main(chosen: Collection[str] = (*ENGINES, "cache")) -> None:
                 continue
     if "cache" in chosen:
         calls += watch_caches() + watch_caches(cached_as_float8)
-    if "mma" in chosen:
+    if {"mma", "turns"} & {*chosen}:
         calls += watch_turns()
     if "wgmma" in chosen:
         calls += watch_float8() + watch_whole_heads() + watch_many_keys()
