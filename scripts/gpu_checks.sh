@@ -7,6 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} # tests that run side by side share the cores
 python=${PYTHON:-python3} workers=${WORKERS:-8}
 mkdir -p "${1:?a folder for logs and figures}"
 folder=$(cd "$1" && pwd)

@@ -65,6 +65,7 @@ struct MmaForwardTurns {
     }
     take_turn();
     add_values(state, p, walk.slot(), hidden, group() == 0);
+    __syncwarp();  // lanes have read rows of the query tile that others write out into
   }
 
  private:

@@ -54,6 +54,16 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> Iterator[Any]:
         pytest.skip(f"the engine does not serve: {outside[0]}")
 
 
+@pytest.fixture(autouse=True)
+def _memory_for_others() -> Iterator[None]:
+    """Give back what a test has used, as processes that run tests side by side share the GPU."""
+    yield
+    if _reason_to_skip() is None:
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
 @pytest.fixture(scope="session", params=GPU_ENGINES)
 def engine(request: Any) -> str:
     """The GPU engine under test, in place of tests/conftest.py's."""
