@@ -10,9 +10,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from cupyflash._arrays import is_cupy
-from cupyflash._cuda.arguments import values_of
 from cupyflash._cuda.device import require_cupy
-from cupyflash._cuda.params import FORWARD_DESCALES
 from cupyflash._engines import select
 from cupyflash._options import Options
 from cupyflash._validate import Call
@@ -27,9 +25,7 @@ _recipes: dict[Hashable, Recipe] = {}
 class Recipe:
     """All of one kind of call but its pointers."""
 
-    __slots__ = (
-        "_blocks", "_cupy", "_device_id", "_dtype", "_factors", "_launcher", "_nulls", "_shape",
-    )  # fmt: skip
+    __slots__ = ("_blocks", "_cupy", "_device_id", "_dtype", "_launcher", "_shape")
 
     def __init__(self, call: Call, out: Array) -> None:
         from cupyflash._cuda.forward import prepare
@@ -37,7 +33,8 @@ class Recipe:
         self._cupy = require_cupy()
         self._device_id = call.place.device_id
         self._shape, self._dtype = out.shape, out.dtype
-        prepared = prepare(
+        # A plain call is one launch.
+        ((self._launcher, self._blocks),) = prepare(
             select(call.problem, call.place, call.options.engine, operands=call.operands),
             call.problem,
             call.operands,
@@ -45,23 +42,18 @@ class Recipe:
             call.layout.canonical(out),
             row_max=None,
             row_sum=None,
-        )
-        ((self._launcher, self._blocks),) = prepared.launches  # a plain call is one launch
-        self._factors = FORWARD_DESCALES[0] in prepared.pointers
-        given = ("query", "key", "value", "out", *FORWARD_DESCALES)
-        self._nulls = values_of([x for x in prepared.pointers if x not in given], {})
+        ).launches
 
-    def __call__(self, q: Array, k: Array, v: Array, options: Options) -> Array:
+    def __call__(self, q: Array, k: Array, v: Array) -> Array:
         cupy = self._cupy
         if cupy.cuda.runtime.getDevice() == self._device_id:
             out = cupy.ndarray(self._shape, self._dtype)
         else:
             with cupy.cuda.Device(self._device_id):
                 out = cupy.ndarray(self._shape, self._dtype)
-        rest = self._nulls
-        if self._factors:
-            rest = [*rest, *map(_address, _factors_of(options))]
-        self._launcher(self._blocks, q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, *rest)
+        self._launcher(
+            self._blocks, q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0, 0, 0, 0, 0, 0
+        )
         return out
 
 
@@ -75,16 +67,16 @@ def find(q: Any, k: Any, v: Any, options: Options) -> Recipe | None:
         return None
 
 
-def remember(call: Call, given: tuple[Array, Array, Array], options: Options, out: Array) -> None:
+def remember(call: Call, options: Options, out: Array) -> None:
     """Keep the recipe of an output-only call that has run, if later calls can do without checks.
 
-    `given` and `options` are the caller's, `out` is the array that the call allocated.
+    `options` are those of the caller, `out` is the array that the call allocated.
     """
     problem = call.problem
-    special = problem.extras or problem.dropout_p or problem.varlen
-    if special or not (all(map(is_cupy, given)) and _as_given(call, given, options)):
+    special = problem.extras or problem.dropout_p or problem.varlen or problem.is_float8
+    if special or not (all(map(is_cupy, call.arrays)) and _as_given(call)):
         return
-    key = _key(*given, options)
+    key = _key(*call.arrays, options)
     try:
         hash(key)
     except TypeError:
@@ -94,37 +86,18 @@ def remember(call: Call, given: tuple[Array, Array, Array], options: Options, ou
     _recipes[key] = Recipe(call, out)
 
 
-def _as_given(call: Call, given: tuple[Array, Array, Array], options: Options) -> bool:
+def _as_given(call: Call) -> bool:
     """Whether the engine reads the caller's own memory, without an internal copy."""
-    x = call.operands
-    used = (x.query, x.key, x.value, x.query_descale, x.key_descale, x.value_descale)
-    return [*map(_address, used)] == [*map(_address, (*given, *_factors_of(options)))]
-
-
-def _factors_of(options: Options) -> tuple[Any, Any, Any]:
-    """Return FP8's descales."""
-    return options.q_descale, options.k_descale, options.v_descale
-
-
-def _address(x: Any) -> int:
-    """Return that of a device array; others are settled by their values."""
-    return x.data.ptr if is_cupy(x) else 0
-
-
-def _settled(options: Options) -> Options:
-    """Return options that can be hashed: of factors in device memory all but the pointer."""
-    factors = _factors_of(options)
-    if not any(map(is_cupy, factors)):
-        return options
-    q, k, v = (
-        (x.shape, x.strides, x.dtype, x.data.device_id) if is_cupy(x) else x for x in factors
+    operands = call.operands
+    used = (operands.query, operands.key, operands.value)
+    return all(
+        mine.data.ptr == given.data.ptr for mine, given in zip(used, call.arrays, strict=True)
     )
-    return options._replace(q_descale=q, k_descale=k, v_descale=v)
 
 
 def _key(q: Array, k: Array, v: Array, options: Options) -> Hashable:
     q_data, k_data, v_data = q.data, k.data, v.data
-    options, window = _settled(options), options.window
+    window = options.window
     return (
         # The types too: True equals 1, yet only one of them is a window's bound.
         options, *map(type, options), *map(type, window or ()),

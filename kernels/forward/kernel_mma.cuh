@@ -4,7 +4,6 @@
 #include "attention/tile_order.cuh"
 #include "attention/visible_tiles.cuh"
 #include "forward/epilogue_mma.cuh"
-#include "forward/mainloop_turns_mma.cuh"
 
 namespace cupyflash {
 

@@ -20,9 +20,6 @@
 namespace cupyflash {
 
 template <MmaForwardConfig config>
-struct MmaForwardTurns;
-
-template <MmaForwardConfig config>
 struct MmaForwardMainloop {
   using Shape = MmaForwardShape<config>;
   using Scores = typename Shape::Scores;
@@ -102,10 +99,6 @@ struct MmaForwardMainloop {
     __syncthreads();
 
     const Queries queries(*this);
-    if constexpr (config.turns) {
-      MmaForwardTurns<config>{*this, queries, valid_keys, unmasked}.run(state, walk);
-      return;
-    }
     Scores even, odd;
     bool hidden = first_scores(state, queries, even, walk, unmasked);
     while (walk.exists(1)) {
@@ -122,8 +115,6 @@ struct MmaForwardMainloop {
   }
 
  private:
-  friend MmaForwardTurns<config>;
-
   /// The warp's query rows as operand `a`: the first columns kept, the others read again for every
   /// key tile.
   struct Queries {
@@ -275,7 +266,7 @@ struct MmaForwardMainloop {
     for (int k = 0; k < steps; ++k) multiply_slice(scores, queries, keys, k);
     const bool hidden = finish_scores(scores, walk.slot(), walk.tile(0), walk.mixed(0), unmasked);
     see_slice(state, scores, 0, pieces);
-    if (state.softmax.must_follow()) rescale(state);
+    if (state.softmax.reduce()) rescale(state);
     return hidden;
   }
 
@@ -323,7 +314,7 @@ struct MmaForwardMainloop {
         see_slice(state, next, pieces * slice / slices, pieces * (slice + 1) / slices);
       }
     }
-    if (state.softmax.must_follow()) rescale(state);
+    if (state.softmax.reduce()) rescale(state);
     return next_hidden;
   }
 

@@ -15,9 +15,6 @@
 // scores of the next tile are formed beside the last sums of this one, unless there are key tiles
 // between that it does not see, or not `joined`.
 //
-// Where `apart`, a group has one product after the other, and its exponentials between them: scores
-// and a tile's own sums are then in the same registers, and three groups overlap one another.
-//
 // A warpgroup that issues products whose left operand is in registers cannot go on until most of
 // them are done. Where P is in shared memory it goes on at once, three groups have registers enough
 // for wide tiles, and the tensor cores hardly ever wait.
@@ -68,10 +65,6 @@ struct ForwardConsumer {
     State state(params.exponent_factor);
     while (more) {
       pass_over(state, walk.leading());
-      if constexpr (config.apart) {
-        more = attend_apart(state, walk);
-        continue;
-      }
       begin(state, walk);
       TileIndex tile;
       int unseen;
@@ -107,39 +100,6 @@ struct ForwardConsumer {
     __device__ explicit State(float factor) : softmax(factor) { sums.fill(0.0f); }
   };
 
-  /// All of a query tile where products are apart. Returns whether there is another one.
-  __device__ bool attend_apart(State& state, Walk& walk) const {
-    state.queries.take(pipeline, warp_row);
-    take_factor(state, walk);
-    step_apart(state, walk);
-    while (!walk.last()) {
-      --walk.n;
-      step_apart(state, walk);
-    }
-    const TileIndex tile = walk.tile;
-    const int unseen = walk.trailing();
-    const bool more = walk.next_query_tile();
-    finish(state, tile);
-    pass_over(state, unseen);
-    return more;
-  }
-
-  /// P of the walk's key tile, and O += P V.
-  __device__ void step_apart(State& state, const Walk& walk) const {
-    const bool masked = is_masked(walk);
-    forget_all(state.scores);
-    await_turn();
-    start_scores(state);
-    pass_turn();
-    await_products<0>();
-    if (find_probabilities(state, walk, masked)) rescale(state.sums, state.correction);
-    round(state);
-    forget_all(sums_of_tile(state));
-    start_sums(state);
-    await_products<0>();
-    end_sums(state);
-  }
-
   /// P of a query tile's first key tile.
   __device__ void begin(State& state, const Walk& walk) const {
     state.queries.take(pipeline, warp_row);
@@ -169,11 +129,7 @@ struct ForwardConsumer {
     await_products<0>();
     end_sums(state);
     catch_up(state, state.correction);
-    finish(state, finished);
-  }
-
-  __device__ void finish(State& state, const TileIndex& tile) const {
-    write(tile, state.softmax, state.sums);
+    write(finished, state.softmax, state.sums);
     state.softmax.reset();
     state.sums.fill(0.0f);
   }
@@ -407,12 +363,6 @@ struct ForwardConsumer {
     }
     pipeline.release(pipeline.value_empty(state.value_at));
     state.value_at.advance();
-  }
-
-  template <class Fragment>
-  __device__ static void forget_all(Fragment& fragment) {
-#pragma unroll
-    for (int j = 0; j < Fragment::n_tiles; ++j) forget(fragment.at[0][j]);
   }
 
   __device__ static void add(Sums& sums, const Sums& others) {
