@@ -13,6 +13,7 @@ from cupyflash._arrays import is_cupy
 from cupyflash._cuda.arguments import values_of
 from cupyflash._cuda.device import require_cupy
 from cupyflash._cuda.params import FORWARD_DESCALES
+from cupyflash._descale import NUMBERS
 from cupyflash._engines import select
 from cupyflash._options import Options
 from cupyflash._validate import Call
@@ -71,7 +72,7 @@ def find(q: Any, k: Any, v: Any, options: Options) -> Recipe | None:
         return None
     try:
         return _recipes.get(_key(q, k, v, options))
-    except TypeError:  # options that hold arrays or lists cannot be hashed
+    except TypeError:  # options that hold other arrays or lists
         return None
 
 
@@ -84,8 +85,8 @@ def remember(call: Call, given: tuple[Array, Array, Array], options: Options, ou
     special = problem.extras or problem.dropout_p or problem.varlen
     if special or not (all(map(is_cupy, given)) and _as_given(call, given, options)):
         return
-    key = _key(*given, options)
     try:
+        key = _key(*given, options)
         hash(key)
     except TypeError:
         return
@@ -111,23 +112,32 @@ def _address(x: Any) -> int:
     return x.data.ptr if is_cupy(x) else 0
 
 
-def _settled(options: Options) -> Options:
-    """Return options that can be hashed: of factors in device memory all but the pointer."""
-    factors = _factors_of(options)
-    if not any(map(is_cupy, factors)):
-        return options
-    q, k, v = (
-        (x.shape, x.strides, x.dtype, x.data.device_id) if is_cupy(x) else x for x in factors
-    )
-    return options._replace(q_descale=q, k_descale=k, v_descale=v)
+def _settled(factor: Any) -> Hashable:
+    """Return what does not change of a factor: a number, of a device array all but the pointer.
+
+    Raises
+    ------
+    TypeError
+        It is something else, which may change in place.
+    """
+    if is_cupy(factor):
+        data = factor.data
+        alignment = data.ptr & _ALIGNMENT_MASK
+        return factor.shape, factor.strides, factor.dtype, data.device_id, alignment
+    if factor is None or isinstance(factor, NUMBERS):
+        return factor
+    raise TypeError(f"a factor that may change in place: {type(factor).__name__}")
 
 
 def _key(q: Array, k: Array, v: Array, options: Options) -> Hashable:
+    """Raise TypeError for options that no later call could be compared with."""
     q_data, k_data, v_data = q.data, k.data, v.data
-    options, window = _settled(options), options.window
+    window, types = options.window, map(type, options)
+    q_factor, k_factor, v_factor = map(_settled, _factors_of(options))
+    settled = options._replace(q_descale=q_factor, k_descale=k_factor, v_descale=v_factor)
     return (
         # The types too: True equals 1, yet only one of them is a window's bound.
-        options, *map(type, options), *map(type, window or ()),
+        settled, *types, *map(type, window or ()),
         q.shape, q.strides, q.dtype, q_data.device_id,
         k.shape, k.strides, k.dtype, k_data.device_id,
         v.shape, v.strides, v.dtype, v_data.device_id,

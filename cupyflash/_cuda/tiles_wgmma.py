@@ -120,6 +120,8 @@ class WgmmaTile:
             widths = _FLOAT8_KEY_WIDTHS
         if self.block_n not in widths:
             return f"block_n must be one of {', '.join(map(str, widths))}"
+        if self.apart and not (self.itemsize == 1 and self.sums_by_tile):
+            return "products are apart only where each key tile has sums of its own"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
         if self.shared_probabilities:

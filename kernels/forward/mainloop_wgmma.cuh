@@ -51,6 +51,7 @@ struct ForwardConsumer {
   // Products are 32 bytes deep.
   static constexpr int steps = WarpQueries<config>::steps;
   static constexpr int value_steps = config.block_n * config.itemsize() / 32;
+  static_assert(!config.apart || (float8 && config.sums_by_tile), "earlier sums would be let go");
 
   // log2 of the largest P: no overflow in float16, and room for P V in float32.
   static constexpr int reach = 15;
