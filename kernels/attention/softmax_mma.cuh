@@ -53,8 +53,8 @@ struct MmaSoftmax {
     return exp2_hardware(unbounded ? (before - after) * factor : before - after);
   }
 
-  /// Returns, alike in all lanes, whether a shift has to follow. Only then do the lanes of a row tell
-  /// each other their maxima.
+  /// Returns, alike in all lanes, whether a shift has to follow. Only then do the lanes of a row
+  /// tell each other their maxima.
   __device__ bool must_follow() const {
     bool follow = false;
 #pragma unroll

@@ -13,14 +13,9 @@
 // next tile are asked for before the values of this one are added, so that exponentials start while
 // that addition still runs. A group goes on to its next query tile in the same rhythm: the first
 // scores of the next tile are formed beside the last sums of this one, unless there are key tiles
-// between that it does not see, or not `joined`.
-//
-// Where `apart`, a group has one product after the other, and its exponentials between them: scores
-// and a tile's own sums are then in the same registers, and three groups overlap one another.
-//
-// A warpgroup that issues products whose left operand is in registers cannot go on until most of
-// them are done. Where P is in shared memory it goes on at once, three groups have registers enough
-// for wide tiles, and the tensor cores hardly ever wait.
+// between that it does not see, or not `joined`. A warpgroup whose products have a left operand in
+// registers cannot go on until most are done. Where P is in shared memory it goes on at once, and
+// three groups have registers enough for wide tiles.
 #pragma once
 
 #include "arch/bulk.cuh"
@@ -37,6 +32,9 @@
 namespace cupyflash {
 
 template <WgmmaForwardConfig config>
+struct ApartForwardConsumer;
+
+template <WgmmaForwardConfig config>
 struct ForwardConsumer {
   using Shape = WgmmaForwardShape<config>;
   using Scores = typename Shape::Scores;
@@ -51,7 +49,6 @@ struct ForwardConsumer {
   // Products are 32 bytes deep.
   static constexpr int steps = WarpQueries<config>::steps;
   static constexpr int value_steps = config.block_n * config.itemsize() / 32;
-  static_assert(!config.apart || (float8 && config.sums_by_tile), "earlier sums would be let go");
 
   // log2 of the largest P: no overflow in float16, and room for P V in float32.
   static constexpr int reach = 15;
@@ -70,7 +67,7 @@ struct ForwardConsumer {
     while (more) {
       pass_over(state, walk.leading());
       if constexpr (config.apart) {
-        more = attend_apart(state, walk);
+        more = ApartForwardConsumer<config>{*this}.attend(state, walk);
         continue;
       }
       begin(state, walk);
@@ -94,6 +91,8 @@ struct ForwardConsumer {
   }
 
  private:
+  friend ApartForwardConsumer<config>;
+
   struct State {
     WarpQueries<config> queries;
     Scores scores;
@@ -107,39 +106,6 @@ struct ForwardConsumer {
 
     __device__ explicit State(float factor) : softmax(factor) { sums.fill(0.0f); }
   };
-
-  /// All of a query tile where products are apart. Returns whether there is another one.
-  __device__ bool attend_apart(State& state, Walk& walk) const {
-    state.queries.take(pipeline, warp_row);
-    take_factor(state, walk);
-    step_apart(state, walk);
-    while (!walk.last()) {
-      --walk.n;
-      step_apart(state, walk);
-    }
-    const TileIndex tile = walk.tile;
-    const int unseen = walk.trailing();
-    const bool more = walk.next_query_tile();
-    finish(state, tile);
-    pass_over(state, unseen);
-    return more;
-  }
-
-  /// P of the walk's key tile, and O += P V.
-  __device__ void step_apart(State& state, const Walk& walk) const {
-    const bool masked = is_masked(walk);
-    forget_all(state.scores);
-    await_turn();
-    start_scores(state);
-    pass_turn();
-    await_products<0>();
-    if (find_probabilities(state, walk, masked)) rescale(state.sums, state.correction);
-    round(state);
-    forget_all(sums_of_tile(state));
-    start_sums(state);
-    await_products<0>();
-    end_sums(state);
-  }
 
   /// P of a query tile's first key tile.
   __device__ void begin(State& state, const Walk& walk) const {
@@ -408,12 +374,6 @@ struct ForwardConsumer {
     }
     pipeline.release(pipeline.value_empty(state.value_at));
     state.value_at.advance();
-  }
-
-  template <class Fragment>
-  __device__ static void forget_all(Fragment& fragment) {
-#pragma unroll
-    for (int j = 0; j < Fragment::n_tiles; ++j) forget(fragment.at[0][j]);
   }
 
   __device__ static void add(Sums& sums, const Sums& others) {
