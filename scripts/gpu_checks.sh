@@ -7,7 +7,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} # tests that run side by side share the cores
 python=${PYTHON:-python3} workers=${WORKERS:-8}
 mkdir -p "${1:?a folder for logs and figures}"
 folder=$(cd "$1" && pwd)
@@ -15,7 +14,8 @@ shift
 [ $# -gt 0 ] || set -- record trial sanitize bench features decode tune examples
 
 record() { # the whole GPU suite; the record is written if everything passed
-  timeout 600 "$python" tests/device_record.py write -n "$workers" -q --tb=short || return
+  # One thread of OpenBLAS each, as tests that run side by side share the cores.
+  OPENBLAS_NUM_THREADS=1 timeout 600 "$python" tests/device_record.py write -n "$workers" -q --tb=short || return
   cp tests/device_record.json "$folder"
 }
 trial() { # kernels that serve no call by default yet
