@@ -14,6 +14,7 @@ from cupyflash.errors import UnsupportedError
 
 Array = Any
 
+NUMBERS = (int, float, np.number)  # known to the host, and never changed in place
 _NAMES = ("q_descale", "k_descale", "v_descale")
 
 
@@ -69,7 +70,7 @@ def _bound(x: Any, name: str, shape: tuple[int, int], place: Place) -> tuple[flo
     """Return one factor as a number, 1 beside an array, and the array ``(1 or b, hk)``."""
     if x is None:
         return 1.0, None
-    if isinstance(x, (int, float, np.number)):
+    if isinstance(x, NUMBERS):
         return _positive(_options.finite_number(x, name), name), None
     array = as_array(x, name)
     if array.dtype != np.float32:

@@ -140,11 +140,11 @@ def flash_attention(
     )  # fmt: skip
     recipe = _recipe.find(q, k, v, options) if out is None else None
     if recipe is not None:
-        return recipe(q, k, v)
+        return recipe(q, k, v, options)
     call = _validate.bind(q, k, v, options, out=out)
     result, _, _ = _dispatch.forward(call, save=False)
     if out is None and call.place != HOST:
-        _recipe.remember(call, options, result)
+        _recipe.remember(call, (q, k, v), options, result)
     return result
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a GPU before a release, part by part: gpu_checks.sh FOLDER [PART ...]
 #
-# Parts: record, trial, sanitize, bench, features, decode, tune, examples. Each writes its log, and
+# Parts: record, sanitize, bench, features, decode, tune, examples. Each writes its log, and
 # what it measures, into FOLDER; a part that fails or takes too long does not stop the others. PYTHON
 # names the interpreter (default: python3), WORKERS the tests that run side by side (default: 8).
 set -uo pipefail
@@ -11,15 +11,12 @@ python=${PYTHON:-python3} workers=${WORKERS:-8}
 mkdir -p "${1:?a folder for logs and figures}"
 folder=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- record trial sanitize bench features decode tune examples
+[ $# -gt 0 ] || set -- record sanitize bench features decode tune examples
 
 record() { # the whole GPU suite; the record is written if everything passed
   # One thread of OpenBLAS each, as tests that run side by side share the cores.
   OPENBLAS_NUM_THREADS=1 timeout 600 "$python" tests/device_record.py write -n "$workers" -q --tb=short || return
   cp tests/device_record.json "$folder"
-}
-trial() { # kernels that serve no call by default yet
-  CUPYFLASH_TRIAL=1 timeout 600 "$python" -m pytest tests/cuda -n "$workers" -q --tb=short
 }
 sanitize() { # every tool with every part side by side, each with a log
   timeout 300 "$python" -m tests.sanitize || return # compiles, which would take long under a tool
@@ -42,8 +39,8 @@ features() {
   timeout 300 "$python" -m cupyflash bench --features --engine mma --shapes 4,4096,16,128 \
     --masks full --dtype float16 --json "$folder/features.json"
 }
-decode() { # FP8 caches by the kernels on trial
-  CUPYFLASH_TRIAL=1 timeout 300 "$python" -m cupyflash bench --decode --json "$folder/decode.json"
+decode() {
+  timeout 300 "$python" -m cupyflash bench --decode --json "$folder/decode.json"
 }
 tune() { # the grid of the Hopper engine's short calls; mma's slowest point
   timeout 300 "$python" -m cupyflash bench --tune --directions forward \

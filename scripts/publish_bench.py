@@ -1,7 +1,8 @@
 """Publish a run of ``python -m cupyflash bench --json RUN.json``: ``publish_bench.py RUN.json``.
 
-Writes docs/benchmarks/CARD.json and two plots, and the table between the marks in README.md. A run
-of one engine (``--engine``) is CARD-ENGINE.json, and stays out of README.md. Runs that differ in
+Writes docs/benchmarks/CARD.json and a plot a direction, and the table between the marks in
+README.md. A run of one engine (``--engine``) is CARD-ENGINE.json, one of FP8 CARD-float8.json, and
+one of ``--decode`` CARD-decode.json; these stay out of README.md. Runs that differ in
 ``--directions`` alone may be given together.
 """
 
@@ -30,17 +31,20 @@ FLASH = "torch-flash"
 def main(*runs: Path) -> None:
     """Publish a run, or one of each direction."""
     content = together([json.loads(run.read_text(encoding="utf-8")) for run in runs])
+    if "copy_gigabytes_per_second" in content:
+        publish_decode(content)
+        return
     content["command"] = without_folders(content["command"])
     name = file_name(content)
     FOLDER.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=1) + "\n"
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
     results = from_json(content)
-    for direction in DIRECTIONS:
+    for direction in directions_of(content):
         title = f"{content['device']}, {content['dtype']}, {content['date'][:10]}"
         drawing = figure(results, direction, title)
         drawing.savefig(FOLDER / f"{name}-{direction}.png", dpi=110)
-    if engine_of(content) is not None:
+    if variant_of(content) is not None:
         return
     readme = ROOT / "README.md"
     before, _, after = split(readme.read_text(encoding="utf-8"))
@@ -58,16 +62,52 @@ def together(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def file_name(content: dict[str, Any]) -> str:
-    """Return the name of the card, and engine, as that of a file: one run of each is kept."""
-    engine = engine_of(content)
+    """Return the name of the card, and variant, as that of a file: one run of each is kept."""
+    variant = variant_of(content)
     card = re.sub(r"\W+", "-", content["device"].lower())
-    return card if engine is None else f"{card}-{engine}"
+    return card if variant is None else f"{card}-{variant}"
 
 
-def engine_of(content: dict[str, Any]) -> str | None:
-    """Return the engine that was named, or None: the fastest."""
+def variant_of(content: dict[str, Any]) -> str | None:
+    """Return the engine that was named, or that it is FP8; None: the fastest, of 16 bits."""
     words = content["command"].split()
-    return words[words.index("--engine") + 1] if "--engine" in words else None
+    if "--engine" in words:
+        return words[words.index("--engine") + 1]
+    return "float8" if content["dtype"].startswith("float8") else None
+
+
+def directions_of(content: dict[str, Any]) -> list[str]:
+    """Return the directions that were timed."""
+    return [each for each in DIRECTIONS if any(row["direction"] == each for row in content["rows"])]
+
+
+def publish_decode(content: dict[str, Any]) -> None:
+    """Write a run of ``--decode`` and its plot: a group of bars for each shape."""
+    from matplotlib.figure import Figure
+
+    machine = content["machine"]
+    machine["command"] = without_folders(machine["command"])
+    name = re.sub(r"\W+", "-", machine["device"].lower()) + "-decode"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1) + "\n"
+    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+    finished = [each for each in content["results"] if each["milliseconds"]]
+    shapes = list(dict.fromkeys(each["shape"] for each in finished))
+    contenders = list(dict.fromkeys(each["contender"] for each in finished))
+    drawing = Figure(figsize=(10, 4), layout="constrained")
+    axes = drawing.subplots()
+    width = 0.8 / len(contenders)
+    for number, contender in enumerate(contenders):
+        bars = [each for each in finished if each["contender"] == contender]
+        places = [shapes.index(each["shape"]) + (number + 0.5) * width - 0.4 for each in bars]
+        speeds = [each["gigabytes_per_second"] for each in bars]
+        axes.bar(places, speeds, width, label=LABELS.get(contender, contender))
+    axes.axhline(content["copy_gigabytes_per_second"], color="k", lw=0.8, label="a copy")
+    axes.set_xticks(range(len(shapes)), shapes, fontsize=8)
+    axes.set_ylabel("GB/s of keys and values")
+    axes.set_title(f"One query: {machine['device']}, {machine['date'][:10]}", fontsize=11)
+    drawing.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    drawing.savefig(FOLDER / f"{name}.png", dpi=110)
 
 
 def without_folders(command: str) -> str:

@@ -6,8 +6,7 @@ For each tool among memcheck, racecheck, synccheck and initcheck::
 
 Names of engines after that leave out the others, and ``cache`` is that of key-value caches. As
 racecheck takes its time, ``simt:0`` to ``simt:5`` are parts of an engine's calls, one dtype and
-shape each, which may run side by side.
-With ``CUPYFLASH_TRIAL=1`` the kernels on trial are watched in place of those that they replace.
+shape each, which may run side by side; ``turns`` is a part of mma's.
 Each array has an allocation of its own, so that memcheck sees every byte that is read or written
 beyond one.
 """
@@ -24,6 +23,7 @@ import numpy as np
 
 from cupyflash import (
     BlockMask,
+    Tiling,
     flash_attention,
     flash_attention_backward,
     flash_attention_forward,
@@ -79,6 +79,8 @@ def main(chosen: Collection[str] = (*ENGINES, "cache")) -> None:
                 continue
     if "cache" in chosen:
         calls += watch_caches() + watch_caches(cached_as_float8)
+    if {"mma", "turns"} & {*chosen}:
+        calls += watch_turns()
     if "wgmma" in chosen:
         calls += watch_float8() + watch_whole_heads() + watch_many_keys()
     cupy.cuda.runtime.deviceSynchronize()
@@ -108,6 +110,19 @@ def watch_caches(cached: Callable[[Any], Any] = lambda x: x) -> int:
 def cached_as_float8(x: Any) -> Any:
     """A cache of the same numbers in FP8."""
     return quantize_fp8(x)[0]
+
+
+def watch_turns() -> int:
+    """The forward of mma where groups of warps multiply in turns: two key tiles, and more."""
+    sizes = ((64, 256, 64), (128, 256, 32), (256, 128, 48))
+    features = ({}, {"causal": True}, {"softcap": 30.0, "dropout_p": 0.1})
+    for (head_dim, block_m, block_n), options in product(sizes, features):
+        for seqlen_k in (2 * block_n, 5 * block_n - 3):
+            query = draw((1, block_m + 50, 2, head_dim), np.float16)
+            key, value = draw((2, 1, seqlen_k, 1, head_dim), np.float16)
+            tiling = Tiling(block_m, block_n, 2, 8)
+            flash_attention(query, key, value, engine="mma", tiling=tiling, **options)
+    return 2 * len(sizes) * len(features)
 
 
 def watch_float8() -> int:

@@ -53,12 +53,13 @@ def _tilings(problem: Problem) -> Iterator[Tile]:
 
 
 def _mma_forward(problem: Problem) -> Iterator[Tile]:
-    """16 or 32 rows a warp; nothing, half or all of Q in registers, or as much as in the table."""
+    """16 or 32 rows a warp, four warps or eight in turns; how much of Q is in registers."""
     steps = bucket(problem.head_dim) // 16
     table = FORWARD_TILES[bucket(max(problem.head_dim, problem.head_dim_v))]
     kept_steps = sorted({0, steps // 2, steps, *(tile.kept_steps for tile in table)})
     for warps, rows, block_n, kept in product((4, 8), (16, 32), (32, 48, 64), kept_steps):
-        yield MmaForwardTile(warps * rows, block_n, warps, kept, _WARPS // warps)
+        turns = warps == _WARPS and "bias" not in problem.extras
+        yield MmaForwardTile(warps * rows, block_n, warps, kept, _WARPS // warps, turns)
 
 
 def _mma_backward(problem: Problem) -> Iterator[Tile]:

@@ -39,6 +39,7 @@ class MmaForwardConfig:
     load_width: int
     store_width: int
     kept_steps: int
+    turns: bool
     raw_scores: bool
     window: bool
     softcap: bool

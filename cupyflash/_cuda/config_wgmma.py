@@ -80,6 +80,7 @@ class WgmmaForwardConfig:
     query_in_registers: bool
     shared_probabilities: bool
     joined: bool
+    apart: bool
     sums_by_tile: bool
     turns: bool
     eager: bool

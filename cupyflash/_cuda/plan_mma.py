@@ -36,7 +36,7 @@ from cupyflash._cuda.plan_mma_common import (
     wider,
 )
 from cupyflash._cuda.score_source import ScoreSource, definitions
-from cupyflash._cuda.tiles_mma import FORWARD_TILES, STAGES, MmaForwardTile
+from cupyflash._cuda.tiles_mma import FORWARD_TILES, STAGES, TURNS, MmaForwardTile, Turns
 from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -49,6 +49,8 @@ __all__ = [
     "plan_backward",
     "plan_forward",
 ]
+
+_MEASURED = (9, 0)  # where turns are known to pay
 
 SUPPORTED_FEATURES = frozenset(
     {"causal", "window", "softcap", "alibi_slopes", "sinks", "varlen"}
@@ -106,7 +108,7 @@ def plan_forward(
     problem, device : Problem, Device
         What is asked, and of which GPU.
     tiling : Tiling or MmaForwardTile, optional
-        Default: the first of the tile table that fits the device.
+        Default: the first of the tile tables that fits the device.
     vector_bytes, store_bytes : int, default 16
         A power of two that divides all addresses and strides of the inputs, and of the output.
     bias_bytes : int, default 16
@@ -119,14 +121,16 @@ def plan_forward(
         this engine's.
     """
     check_problem(problem, device)
-    table = FORWARD_TILES[wider(problem)]
-    tile = choose_tile(problem, device, table if tiling is None else (_given(tiling, table),))
+    tile = choose_tile(
+        problem, device, _table(problem, device) if tiling is None else (_given(tiling, problem),)
+    )
     config = MmaForwardConfig(
         **common_fields(problem, vector_bytes, store_bytes, bias_bytes, (problem.head_dim_v,)),
         block_m=tile.block_m,
         block_n=tile.block_n,
         warps=tile.warps,
         kept_steps=tile.kept_steps,
+        turns=tile.turns,
         sinks="sinks" in problem.extras,
     )
     launch = kernel_launch(
@@ -145,13 +149,56 @@ def _check_stages(tiling: Tiling) -> None:
         raise UnsupportedError(f"the mma engine has stages={STAGES} only, got tiling={tiling}")
 
 
-def _given(tiling: Tiling | MmaForwardTile, table: tuple[MmaForwardTile, ...]) -> MmaForwardTile:
-    """Return a caller's tiling in the kernel's terms: as in the table where it stands there."""
+def _table(problem: Problem, device: Device) -> tuple[MmaForwardTile, ...]:
+    """Return the tiles for a problem, by preference."""
+    turns = (each.tile for each in _turns(problem) if _pays(each, problem, device))
+    return (*turns, *FORWARD_TILES[wider(problem)])
+
+
+def _turns(problem: Problem) -> tuple[Turns, ...]:
+    """Return the tiles whose warps multiply in turns and that serve the problem."""
+    return () if "bias" in problem.extras else TURNS.get(wider(problem), ())
+
+
+def _pays(turns: Turns, problem: Problem, device: Device) -> bool:
+    """Whether such a tile is faster: calls are long, and fill the GPU with large tiles.
+
+    Where queries see different keys of a mask, fewer of them are hidden.
+    """
+    if device.compute_capability != _MEASURED or "block_mask" in problem.extras:
+        return False
+    tiles = row_tiles(problem, problem.seqlen_q, turns.tile.block_m) * problem.num_heads
+    if tiles < device.multiprocessors or problem.mask_shape[2:3] not in ((), (1,)):
+        return False
+    least = turns.plain
+    if problem.softcap is not None:
+        least = turns.softcap
+    elif problem.dropout_p or problem.extras - {"sinks"}:
+        least = turns.others
+    needed = least.banded if problem.is_banded else least.full
+    return needed is not None and _length(problem) >= needed
+
+
+def _length(problem: Problem) -> int:
+    """Return how many queries a sequence has, or keys a query, whichever are fewer.
+
+    Of packed sequences the average.
+    """
+    length = min(problem.seqlen_q, problem.seqlen_k)
+    if problem.varlen:
+        length //= max(problem.batch, 1)
+    left, right = problem.window_left, problem.window_right
+    return length if left is None or right is None else min(length, left + right + 1)
+
+
+def _given(tiling: Tiling | MmaForwardTile, problem: Problem) -> MmaForwardTile:
+    """Return a caller's tiling in the kernel's terms: as in the tables where it stands there."""
     if isinstance(tiling, MmaForwardTile):
         return tiling
     _check_stages(tiling)
     sizes = tiling.block_m, tiling.block_n, tiling.warps
-    for tile in table:
+    turns = (each.tile for each in _turns(problem))
+    for tile in (*turns, *FORWARD_TILES[wider(problem)]):
         if (tile.block_m, tile.block_n, tile.warps) == sizes:
             return tile
     return MmaForwardTile(*sizes, kept_steps=0, blocks=1)

@@ -151,6 +151,7 @@ def plan_forward(
         query_in_registers=tile.query_in_registers,
         shared_probabilities=tile.shared_probabilities,
         joined=tile.joined,
+        apart=tile.apart,
         sums_by_tile=tile.sums_by_tile,
         turns=tile.turns,
         eager=tile.eager and raw_scores and not problem.is_float8,

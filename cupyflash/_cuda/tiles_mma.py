@@ -14,8 +14,11 @@ __all__ = [
     "BACKWARD_TILES",
     "FORWARD_TILES",
     "STAGES",
+    "TURNS",
+    "LeastKeys",
     "MmaBackwardTile",
     "MmaForwardTile",
+    "Turns",
     "bucket",
 ]
 
@@ -30,13 +33,17 @@ HEAD_DIM_STEP = 32  # four 16-byte chunks, the least that the permutation in sha
 
 @dataclass(frozen=True)
 class MmaForwardTile:
-    """Queries, keys, warps; 16-column steps of Q kept in registers; blocks a multiprocessor."""
+    """Queries, keys, warps; 16-column steps of Q kept in registers; blocks a multiprocessor.
+
+    With `turns`, two groups of warps multiply in turns.
+    """
 
     block_m: int
     block_n: int
     warps: int
     kept_steps: int
     blocks: int
+    turns: bool = False
 
     def shared_memory(self, head_dim: int, head_dim_v: int, bias_itemsize: int = 0) -> int:
         """Return ``MmaForwardShape::bytes``; head dims are padded ones here and below."""
@@ -50,6 +57,8 @@ class MmaForwardTile:
             return f"warps must be 1 to {_MAX_WARPS}"
         if self.block_m < 1 or self.block_m % (16 * self.warps):
             return f"block_m must be a positive multiple of {16 * self.warps}"
+        if self.turns and self.warps != _MAX_WARPS:
+            return f"turns are for {_MAX_WARPS} warps"
         if self.block_n < 32 or self.block_n % 16:  # two steps of P V: P(n) is ready in halves
             return "block_n must be a multiple of 16, at least 32"
         if _too_few_to_load(self.warps, head_dim, head_dim_v):
@@ -58,6 +67,27 @@ class MmaForwardTile:
         if rows * head_dim_v // 32 > _MAX_SUM_REGISTERS or rows * self.block_n > _MAX_SCORES:
             return f"{rows} rows of a warp take too many registers"
         return None
+
+
+@dataclass(frozen=True)
+class LeastKeys:
+    """From how many keys a query on a tile is the faster one; None: never."""
+
+    full: int | None
+    banded: int | None  # causal, or with a window
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A tile whose warps multiply in turns, and the calls that it is for.
+
+    `plain` are those whose scores are products alone, but for a band.
+    """
+
+    tile: MmaForwardTile
+    plain: LeastKeys
+    softcap: LeastKeys
+    others: LeastKeys
 
 
 @dataclass(frozen=True)
@@ -138,6 +168,24 @@ FORWARD_TILES: dict[int, tuple[MmaForwardTile, ...]] = {
     192: (MmaForwardTile(64, 32, 4, 6, 2),),
     224: (MmaForwardTile(64, 32, 4, 6, 2),),
     256: (MmaForwardTile(64, 32, 4, 10, 2),),
+}
+
+_NEVER = LeastKeys(None, None)
+_SOON = LeastKeys(512, 2048)
+_LATE = LeastKeys(2048, 2048)
+_WIDE = Turns(MmaForwardTile(128, 64, 8, 0, 1, True), _SOON, _SOON, _SOON)
+
+# Larger padded head dim -> turns, by preference. One block a multiprocessor, so that its first
+# loads and its last stores are hidden by nobody: for long calls. What a score takes beside the
+# products is hidden better: softcap's calls are 12 % faster at head dim 128, where plain ones are
+# not. Above 128, tiles are twice as large as those above.
+TURNS: dict[int, tuple[Turns, ...]] = {
+    64: (Turns(MmaForwardTile(256, 64, 8, 2, 1, True), LeastKeys(4096, 16384), _NEVER, _NEVER),),
+    128: (Turns(MmaForwardTile(256, 32, 8, 0, 1, True), _NEVER, _SOON, LeastKeys(1024, 8192)),),
+    160: (_WIDE,),
+    192: (_WIDE,),
+    # 48 keys leave no spills, 64 none of 512 keys over.
+    256: (Turns(MmaForwardTile(128, 48, 8, 0, 1, True), _LATE, _LATE, _LATE), _WIDE),
 }
 
 _SMALL = MmaBackwardTile(32, 128, 4, 1, 2)  # 32 keys a warp: dk and dv take all free registers

@@ -37,6 +37,7 @@ _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
 KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
 _FLOAT8_KEY_WIDTHS = (96, 128)
+_MAX_FLOAT8_CONSUMERS = 3  # warps that transpose leave too few registers for four
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
 _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES = (64, 128)
 
@@ -51,7 +52,9 @@ class WgmmaTile:
     pass shared memory at a time, for the copy engine to write; 0: lanes write for themselves.
     `least_keys`: of a sequence, for the tile to be preferred to those after it in a table.
     `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
-    apart and added in float32, as the tensor cores keep only some 14 bits of them.
+    on their own and added in float32, as the tensor cores keep only some 14 bits of them. `apart`:
+    a warpgroup has one product after the other, and no exponentials beside them, so that scores and
+    the sums of a tile take the same registers.
     """
 
     block_m: int
@@ -67,6 +70,7 @@ class WgmmaTile:
     sums_by_tile: bool = False
     shared_probabilities: bool = False
     joined: bool = True
+    apart: bool = False
 
     @property
     def consumers(self) -> int:
@@ -111,9 +115,13 @@ class WgmmaTile:
         if self.query_in_registers:
             widths = _KEY_WIDTHS_WITH_KEPT_QUERIES
         if self.itemsize == 1:
+            if self.consumers > _MAX_FLOAT8_CONSUMERS:
+                return f"FP8 takes up to {ROWS * _MAX_FLOAT8_CONSUMERS} queries"
             widths = _FLOAT8_KEY_WIDTHS
         if self.block_n not in widths:
             return f"block_n must be one of {', '.join(map(str, widths))}"
+        if self.apart and not (self.itemsize == 1 and self.sums_by_tile):
+            return "products are apart only where each key tile has sums of its own"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
         if self.shared_probabilities:
@@ -128,7 +136,11 @@ class WgmmaTile:
         registers = self.block_n // 2
         if not self.shared_probabilities:
             registers += self.block_n * self.itemsize // 8
-        registers += head_dim_v // 2 * (1 + self.sums_by_tile)
+        sums = head_dim_v // 2
+        if self.apart:
+            registers = sums + max(registers, sums)
+        else:
+            registers += sums * (1 + self.sums_by_tile)
         if self.query_in_registers:
             registers += head_dim * self.itemsize // 8
         if registers > _MAX_REGISTERS[self.consumers]:
@@ -185,12 +197,24 @@ _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), 
 _MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
 BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
 
+# P in shared memory leaves registers for 128 keys beside sums by tile.
+_FLOAT8_NARROW_LONG = WgmmaTile(
+    192, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True,
+    least_keys=2048,
+)  # fmt: skip
 _FLOAT8_NARROW = (
+    _FLOAT8_NARROW_LONG,
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
     WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
-# P in shared memory leaves registers for 128 keys. The second is for widths of v without that.
+# Three warpgroups, which overlap one another; the last is for widths of v for which P cannot be in
+# shared memory.
+_FLOAT8_MEDIUM_LONG = WgmmaTile(
+    192, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True,
+    joined=False, apart=True, least_keys=2048,
+)  # fmt: skip
 _FLOAT8_MEDIUM = (
+    _FLOAT8_MEDIUM_LONG,
     WgmmaTile(
         128, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True
     ),
@@ -202,7 +226,7 @@ _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
-    96: _FLOAT8_MEDIUM[1:],
+    96: _FLOAT8_MEDIUM[2:],
     128: _FLOAT8_MEDIUM,
     **dict.fromkeys((160, 192), _FLOAT8_WIDE),
     **dict.fromkeys((224, 256), _FLOAT8_WIDEST),

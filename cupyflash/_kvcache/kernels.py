@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash._arrays import FLOAT_DTYPES, has_contiguous_last_axis
-from cupyflash._cuda import decode, trial
+from cupyflash._cuda import decode
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_decode import splits_of, tile_of
 from cupyflash._cuda.scratch import keep
@@ -32,7 +32,6 @@ def serve(call: CacheCall) -> bool:
     return (
         FLOAT_DTYPES.get(query.dtype) in _DTYPES
         and problem.output_dtype == FLOAT_DTYPES[query.dtype]
-        and (not problem.is_float8 or trial.enabled())
         and 0 < rows <= MOST_ROWS
         and min(batch, head_dim, value.shape[3], len(key)) > 0
         and 0 < call.storage.capacity <= _MOST_TOKENS

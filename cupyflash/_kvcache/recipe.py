@@ -14,6 +14,7 @@ import numpy as np
 
 from cupyflash._arrays import is_cupy
 from cupyflash._cuda.device import require_cupy
+from cupyflash._descale import NUMBERS
 
 if TYPE_CHECKING:
     from cupyflash._kvcache.arguments import CacheArrays
@@ -24,7 +25,7 @@ Array = Any
 
 _ALIGNMENT_MASK = 15  # vector loads move at most 16 bytes
 _MAX_RECIPES = 4096
-_NUMBERS = (int, float, np.number)
+
 _recipes: dict[Hashable, Recipe] = {}
 
 
@@ -150,9 +151,10 @@ def look_up(
         for x in (k_descale, v_descale):
             if type(x) is kind:  # read element by element
                 data = x.data
-                forms.append((x.shape, x.strides, x.dtype, data.device_id))
+                aligned = data.ptr & _ALIGNMENT_MASK
+                forms.append((x.shape, x.strides, x.dtype, data.device_id, aligned))
                 addresses.append(data.ptr)
-            elif x is None or isinstance(x, _NUMBERS):  # numbers are known to the kernels
+            elif x is None or isinstance(x, NUMBERS):  # numbers are known to the kernels
                 forms.append((type(x), x))
                 addresses.append(0)
             else:

@@ -15,7 +15,6 @@ import numpy as np
 
 import cupyflash
 from cupyflash._arrays import place_of
-from cupyflash._cuda import trial
 from cupyflash._cuda.device import require_cupy
 from cupyflash.bench.inputs import TOLERANCE, disagreement, normal
 from cupyflash.bench.runner import Work
@@ -274,8 +273,7 @@ def present(peers: bool) -> tuple[list[Contender], dict[str, str]]:
 
 def title(device: str, copy: float) -> str:
     """Return what stands above the table."""
-    how = "by kernels on trial" if trial.enabled() else "without CUPYFLASH_TRIAL=1: by the forward"
-    return f"{device}: one query, bfloat16; a copy reaches {copy / 1e9:.0f} GB/s; FP8 {how}"
+    return f"{device}: one query, bfloat16; a copy reaches {copy / 1e9:.0f} GB/s"
 
 
 def header() -> str:
@@ -303,6 +301,5 @@ def to_json(
     return {
         "machine": dict(machine),
         "copy_gigabytes_per_second": copy / 1e9,
-        "trial": trial.enabled(),
         "results": [asdict(each) for each in results],
     }

@@ -22,4 +22,10 @@ __device__ inline void settle_both(float (&a)[4], float (&b)[4]) {
                  "+f"(b[3]));
 }
 
+/// Lets go of the registers of a product to come. It only writes them, but its instruction would
+/// have their values kept for it until then.
+__device__ inline void forget(float (&values)[4]) {
+  asm volatile("" : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]));
+}
+
 }  // namespace cupyflash

@@ -15,6 +15,7 @@ struct MmaForwardConfig {
   int load_width;   // elements that one load from global memory moves
   int store_width;  // elements that one store moves
   int kept_steps;   // times 16 columns of the query tile stay in registers, others are read again
+  bool turns;       // two groups of warps multiply in turns: see forward/mainloop_turns_mma.cuh
   bool raw_scores;  // score = softmax_scale * (q . k), softmax_scale > 0, is left to the exponent
   bool window;
   bool softcap;

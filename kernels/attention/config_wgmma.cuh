@@ -19,6 +19,7 @@ struct WgmmaForwardConfig {
   bool query_in_registers;
   bool shared_probabilities;  // P is an operand in shared memory, as is Q then
   bool joined;                // products of two query tiles overlap
+  bool apart;                 // products of a group never overlap its exponentials
   bool sums_by_tile;  // each key tile's sums are added in float32: FP8 tensor cores round more
   bool turns;         // warpgroups issue their products one after the other
   bool eager;         // exponentials do not wait for the maxima; raw scores of 16 bits only

@@ -21,7 +21,7 @@ struct MmaSoftmax {
   static constexpr float none = -3.4028234663852886e38f;
 
   float factor;               // from scores to exponents of 2, positive
-  float row_max[m_tiles][2];  // of the scores, the lane's part until `reduce`
+  float row_max[m_tiles][2];  // of the scores, the lane's part
   float shift[m_tiles][2];    // subtracted from exponents, always finite
   float row_sum[m_tiles][2];  // relative to shift, the lane's part
 
@@ -53,14 +53,14 @@ struct MmaSoftmax {
     return exp2_hardware(unbounded ? (before - after) * factor : before - after);
   }
 
-  /// Completes row_max; returns, alike in all lanes, whether a shift has to follow.
-  __device__ bool reduce() {
+  /// Returns, alike in all lanes, whether a shift has to follow. Only then do the lanes of a row
+  /// tell each other their maxima.
+  __device__ bool must_follow() const {
     bool follow = false;
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        row_max[i][r] = quad_maximum(row_max[i][r]);
         follow =
             follow || scaled(row_max[i][r]) > shift[i][r] + (unbounded ? slack / log2e : slack);
       }
@@ -74,6 +74,7 @@ struct MmaSoftmax {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        row_max[i][r] = quad_maximum(row_max[i][r]);
         const float next = fmaxf(scaled(row_max[i][r]), none);
         correction[i][r] = this->correction(shift[i][r], next);
         row_sum[i][r] *= correction[i][r];

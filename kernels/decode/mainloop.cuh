@@ -157,7 +157,7 @@ class DecodeMainloop {
     finish_scores(scores, lane_rows, first_key, unmasked);
 #pragma unroll
     for (int j = 0; j < Shape::n_tiles; ++j) state.softmax.see(0, scores.at[0][j]);
-    if (state.softmax.reduce()) rescale(state);
+    if (state.softmax.must_follow()) rescale(state);
     typename Shape::Probabilities p;
 #pragma unroll
     for (int j = 0; j < Shape::n_tiles; ++j) {

@@ -27,7 +27,7 @@ __device__ void write_forward_mma(const ForwardParams& params, const TileIndex& 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       OnlineSoftmax<float, 1> row;
-      const float max = state.softmax.row_max[i][r];
+      const float max = quad_maximum(state.softmax.row_max[i][r]);
       factor[i][r] = state.softmax.correction(state.softmax.shift[i][r],
                                               fmaxf(state.softmax.scaled(max), state.softmax.none));
       row.row_max[0] = config.raw_scores     ? max * unit

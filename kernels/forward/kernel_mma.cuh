@@ -4,6 +4,7 @@
 #include "attention/tile_order.cuh"
 #include "attention/visible_tiles.cuh"
 #include "forward/epilogue_mma.cuh"
+#include "forward/mainloop_turns_mma.cuh"
 
 namespace cupyflash {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arch/registers.cuh"
-#include "forward/mainloop_wgmma.cuh"
+#include "forward/mainloop_apart_wgmma.cuh"
 #include "forward/producer_wgmma.cuh"
 #include "forward/transposer_wgmma.cuh"
 #include "tile/register_shares.cuh"

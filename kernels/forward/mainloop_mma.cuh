@@ -20,6 +20,9 @@
 namespace cupyflash {
 
 template <MmaForwardConfig config>
+struct MmaForwardTurns;
+
+template <MmaForwardConfig config>
 struct MmaForwardMainloop {
   using Shape = MmaForwardShape<config>;
   using Scores = typename Shape::Scores;
@@ -99,6 +102,10 @@ struct MmaForwardMainloop {
     __syncthreads();
 
     const Queries queries(*this);
+    if constexpr (config.turns) {
+      MmaForwardTurns<config>{*this, queries, valid_keys, unmasked}.run(state, walk);
+      return;
+    }
     Scores even, odd;
     bool hidden = first_scores(state, queries, even, walk, unmasked);
     while (walk.exists(1)) {
@@ -115,6 +122,8 @@ struct MmaForwardMainloop {
   }
 
  private:
+  friend MmaForwardTurns<config>;
+
   /// The warp's query rows as operand `a`: the first columns kept, the others read again for every
   /// key tile.
   struct Queries {
@@ -266,7 +275,7 @@ struct MmaForwardMainloop {
     for (int k = 0; k < steps; ++k) multiply_slice(scores, queries, keys, k);
     const bool hidden = finish_scores(scores, walk.slot(), walk.tile(0), walk.mixed(0), unmasked);
     see_slice(state, scores, 0, pieces);
-    if (state.softmax.reduce()) rescale(state);
+    if (state.softmax.must_follow()) rescale(state);
     return hidden;
   }
 
@@ -314,7 +323,7 @@ struct MmaForwardMainloop {
         see_slice(state, next, pieces * slice / slices, pieces * (slice + 1) / slices);
       }
     }
-    if (state.softmax.reduce()) rescale(state);
+    if (state.softmax.must_follow()) rescale(state);
     return next_hidden;
   }
 

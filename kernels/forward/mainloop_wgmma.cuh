@@ -13,11 +13,9 @@
 // next tile are asked for before the values of this one are added, so that exponentials start while
 // that addition still runs. A group goes on to its next query tile in the same rhythm: the first
 // scores of the next tile are formed beside the last sums of this one, unless there are key tiles
-// between that it does not see, or not `joined`.
-//
-// A warpgroup that issues products whose left operand is in registers cannot go on until most of
-// them are done. Where P is in shared memory it goes on at once, three groups have registers enough
-// for wide tiles, and the tensor cores hardly ever wait.
+// between that it does not see, or not `joined`. A warpgroup whose products have a left operand in
+// registers cannot go on until most are done. Where P is in shared memory it goes on at once, and
+// three groups have registers enough for wide tiles.
 #pragma once
 
 #include "arch/bulk.cuh"
@@ -32,6 +30,9 @@
 #include "tile/multiply_wgmma.cuh"
 
 namespace cupyflash {
+
+template <WgmmaForwardConfig config>
+struct ApartForwardConsumer;
 
 template <WgmmaForwardConfig config>
 struct ForwardConsumer {
@@ -65,6 +66,10 @@ struct ForwardConsumer {
     State state(params.exponent_factor);
     while (more) {
       pass_over(state, walk.leading());
+      if constexpr (config.apart) {
+        more = ApartForwardConsumer<config>{*this}.attend(state, walk);
+        continue;
+      }
       begin(state, walk);
       TileIndex tile;
       int unseen;
@@ -86,6 +91,8 @@ struct ForwardConsumer {
   }
 
  private:
+  friend ApartForwardConsumer<config>;
+
   struct State {
     WarpQueries<config> queries;
     Scores scores;
@@ -129,7 +136,11 @@ struct ForwardConsumer {
     await_products<0>();
     end_sums(state);
     catch_up(state, state.correction);
-    write(finished, state.softmax, state.sums);
+    finish(state, finished);
+  }
+
+  __device__ void finish(State& state, const TileIndex& tile) const {
+    write(tile, state.softmax, state.sums);
     state.softmax.reset();
     state.sums.fill(0.0f);
   }

@@ -1,4 +1,4 @@
-"""The kernels of a key-value cache, on trial, where the cache is FP8 and the queries are 16-bit."""
+"""The kernels of a key-value cache where the cache is FP8 and the queries are 16-bit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ from tests.unit.test_kvcache_float8 import (  # noqa: F401
     test_new_tokens_in_float8_are_kept_bit_by_bit,
     test_refused,
 )
-
-
-@pytest.fixture(autouse=True)
-def on_trial(monkeypatch):
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cases import FLOAT8, FLOAT8_ENGINES, usual_dtype
+from tests.cases import FLOAT8, usual_dtype
 from tests.kvcache_harness import check, draw
 
 pytestmark = pytest.mark.large
@@ -26,15 +26,8 @@ def test_large(engine, rng, call):
     check_large(engine, rng, call, dtype=usual_dtype(engine))
 
 
-def test_large_in_float8(engine, rng):
-    if engine not in FLOAT8_ENGINES:
-        pytest.skip(f"engine {engine!r} does not serve FP8")
-    check_large(engine, rng, CALLS[1], dtype="bfloat16", cache_dtype=FLOAT8)
-
-
 @pytest.mark.parametrize("call", CALLS, ids=str)
-def test_large_in_float8_on_trial(engine, rng, monkeypatch, call):
+def test_large_in_float8(engine, rng, call):
     if engine != "mma":
         pytest.skip("the kernels of a cache belong to mma")
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
     check_large(engine, rng, call, dtype="bfloat16", cache_dtype=FLOAT8)

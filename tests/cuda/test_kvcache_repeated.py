@@ -52,9 +52,8 @@ def test_a_call_that_is_looked_up_does_the_same(engine, rng, monkeypatch, page_s
         assert bits(first[name]) == bits(second[name])
 
 
-def test_factors_of_a_float8_cache_are_those_of_each_call(engine, rng, monkeypatch):
+def test_factors_of_a_float8_cache_are_those_of_each_call(engine, rng):
     """Numbers make a call of their own, arrays may change in place."""
-    monkeypatch.setenv("CUPYFLASH_TRIAL", "1")
     arguments = draw_float8(rng, seqlen_k=150, new=1, page_size=16)
     own = np.float32([[1, 2], [3, 4], [5, 6]])
     device = to_engine(engine, own)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cupyflash._cuda import forward, plan_wgmma
-from cupyflash._cuda.tiles_wgmma import WgmmaTile
+from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, WgmmaTile
 from tests.cases import Shape
 from tests.harness import call, check, draw
 from tests.unit.test_float8 import draw_float8
@@ -135,6 +135,29 @@ def test_float8_rows_pass_shared_memory(engine, rng, monkeypatch, window):
     with chosen(monkeypatch, tile):
         result = call(engine, **dict(float8, out_dtype="bfloat16"), **window)
     assert_within_rounding(engine, result, real | window)
+
+
+# Three groups, scores and a tile's sums in the same registers: head dims, options.
+APART_CASES = {
+    "full": ((128, 128), {}),
+    "causal": ((128, 128), {"causal": True}),
+    "window": ((128, 128), {"window": (150, 40)}),
+    "narrow": ((64, 64), {"causal": True}),
+    "narrow out": ((128, 48), {"window": (90, 0)}),
+}
+
+
+@pytest.mark.parametrize("case", APART_CASES)
+def test_products_apart(engine, rng, monkeypatch, case):
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    dims, options = APART_CASES[case]
+    (tile,) = (tile for tile in FLOAT8_TILES[128] if tile.apart)
+    lengths = LENGTHS[int(rng.integers(len(LENGTHS)))]
+    float8, real = draw_float8(rng, Shape(2, *lengths, 4, 2, *dims), ["gqa"], "bshd")
+    with chosen(monkeypatch, tile):
+        result = call(engine, **dict(float8, out_dtype="bfloat16"), **options)
+    assert_within_rounding(engine, result, real | options)
 
 
 @pytest.mark.parametrize("window", [{}, {"causal": True}], ids=str)

@@ -198,6 +198,11 @@ def test_out_argument_and_output_only_calls(engine, rng):
         real_changed = dict(float8, **{name: 3.0})
         got = cupyflash.flash_attention(*arrays, engine=engine, **changed)
         assert same_bits(to_host(got), call(engine, **real_changed).out)
+    factors = [to_engine(engine, np.full((2, 4), 2.0**n, np.float32)) for n in range(3)]
+    for factor in (*factors, *factors):
+        got = cupyflash.flash_attention(*arrays, engine=engine, **placed | {"v_descale": factor})
+        real_changed = float8 | {"v_descale": to_host(factor)}
+        assert same_bits(to_host(got), call(engine, **real_changed).out)
 
 
 # --- errors --------------------------------------------------------------------------------------

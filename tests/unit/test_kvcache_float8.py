@@ -234,15 +234,13 @@ def test_refused(engine, error, message, change):
     assert same_bits(to_host(placed["k_cache"]).view(np.uint8), cache.view(np.uint8))
 
 
-@pytest.mark.parametrize("trial", [False, True])
 @pytest.mark.parametrize("cache_dtype", [None, FLOAT8])
-def test_kernels_serve_float8_caches_on_trial_alone(rng, monkeypatch, cache_dtype, trial):
-    monkeypatch.setenv("CUPYFLASH_TRIAL", str(int(trial)))
+def test_kernels_serve_caches_of_either_kind(rng, monkeypatch, cache_dtype):
     monkeypatch.setattr(kvcache, "kernel_device", lambda *_: "a GPU")
     answers, serve = [], kernels.serve
     monkeypatch.setattr(kernels, "serve", lambda call: answers.append(serve(call)))
     call("numpy", draw(rng, dtype="float16", cache_dtype=cache_dtype))
-    assert answers == [trial or cache_dtype is None]
+    assert answers == [True]
 
 
 def test_only_a_cache_may_be_float8_alone(engine):

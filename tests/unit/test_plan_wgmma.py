@@ -115,6 +115,8 @@ def test_a_given_tiling_is_taken() -> None:
         (Tiling(256, 128, 2, 20), "registers"),
         (Tiling(128, 128, 4, 12), "shared memory"),
         (WgmmaTile(128, 80, 2, True), "block_n must be one of"),
+        (WgmmaTile(256, 96, 2, False, itemsize=1), "FP8 takes up to 192 queries"),
+        (WgmmaTile(192, 128, 2, False, apart=True), "sums of its own"),
     ],
 )
 def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) -> None:

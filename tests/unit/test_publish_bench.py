@@ -55,10 +55,11 @@ def test_json_comes_back() -> None:
 
 def test_readme_shows_the_published_run(publish: Any) -> None:
     _, between, _ = publish.split((ROOT / "README.md").read_text(encoding="utf-8"))
-    runs = [json.loads(file.read_text("utf-8")) for file in publish.FOLDER.glob("*.json")]
-    assert between in [publish.section(run) for run in runs if publish.engine_of(run) is None]
+    files = [file for file in publish.FOLDER.glob("*.json") if "decode" not in file.name]
+    runs = [json.loads(file.read_text("utf-8")) for file in files]
+    assert between in [publish.section(run) for run in runs if publish.variant_of(run) is None]
     for run in runs:
-        for direction in ("forward", "backward"):
+        for direction in publish.directions_of(run):
             plot = publish.FOLDER / f"{publish.file_name(run)}-{direction}.png"
             assert plot.stat().st_size < 200_000
 
@@ -124,3 +125,37 @@ def test_a_run_of_one_engine_stays_out_of_the_readme(
     (tmp_path / "run.json").write_text(json.dumps(run))
     publish.main(tmp_path / "run.json")
     assert (tmp_path / "docs" / "nvidia-h200-mma.json").exists()
+
+
+def test_a_run_of_float8_has_one_plot(
+    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+    run = made_up() | {"dtype": "float8_e4m3fn"}
+    run["rows"] = [row for row in run["rows"] if row["direction"] == "forward"]
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    publish.main(tmp_path / "run.json")
+    names = ["nvidia-h200-float8-forward.png", "nvidia-h200-float8.json"]
+    assert sorted(file.name for file in (tmp_path / "docs").iterdir()) == names
+
+
+def test_a_run_of_decode_is_published(
+    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+    rows = [
+        {"shape": shape, "contender": name, "milliseconds": 1.0, "gigabytes_per_second": 4000.0}
+        for shape in ("1 x 2", "3 x 4")
+        for name in ("contiguous", "fa3")
+    ]
+    rows.append({"shape": "3 x 4", "contender": "page 16", "milliseconds": None})
+    machine = {"device": "NVIDIA H200", "date": "2026-12-01", "command": "bench --json /a/b.json"}
+    content = {"machine": machine, "copy_gigabytes_per_second": 4200.0, "results": rows}
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    publish.main(tmp_path / "run.json")
+    names = ["nvidia-h200-decode.json", "nvidia-h200-decode.png"]
+    assert sorted(file.name for file in (tmp_path / "docs").iterdir()) == names
+    assert "/a" not in (tmp_path / "docs" / names[0]).read_text()

@@ -15,4 +15,7 @@ void arrive_at_barrier(int number) {
   emulator::arrive_at_named(number, threads);
 }
 
+/// Instructions keep their order here.
+inline unsigned zero_from_here(unsigned) { return 0; }
+
 }  // namespace cupyflash
