@@ -137,9 +137,10 @@ def flash_attention_with_kvcache(
     last token that is there), and pages that do not exist are read as the nearest that does.
     `cupyflash.kvcache.take_faults` tells whether that happened.
 
-    Kernels of its own serve float16 and bfloat16 on compute capability 8.0 and above, up to 256
-    queries times heads of a group, with engine None or "mma": one launch appends, one attends to
-    the cache as it is, one combines the splits. Such calls can be captured in a CUDA graph after
+    Kernels of its own serve float16 and bfloat16 on compute capability 8.0 and above, with engine
+    None or "mma", up to 256 queries times heads of a group, or 2**39 operations on a full cache
+    (2 (d + dv) for each query, head and place): one launch appends, one attends to the cache as it
+    is, one combines the splits. Such calls can be captured in a CUDA graph after
     one like them, with lengths and page table on the device. They serve FP8 caches under 16-bit
     queries too, where the output has q's dtype; "simt" serves these otherwise.
 

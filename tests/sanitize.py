@@ -126,8 +126,9 @@ def watch_turns() -> int:
 
 
 def watch_float8() -> int:
-    """FP8 with every head dim of `SHAPES`."""
-    for seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v in SHAPES:
+    """FP8 with every head dim of `SHAPES`, and with the tiles of more keys."""
+    shapes = (*SHAPES, (190, 600, 2, 1, 64, 64), (190, 600, 2, 1, 128, 128))
+    for seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v in shapes:
         (query, q_descale), (key, k_descale), (value, v_descale) = (
             quantize_fp8(draw((1, *dims), np.float32), num_heads_kv=heads_kv)
             for dims in (
@@ -138,7 +139,7 @@ def watch_float8() -> int:
         )
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         flash_attention(query, key, value, causal=True, **descales)
-    return len(SHAPES)
+    return len(shapes)
 
 
 def watch_whole_heads() -> int:

@@ -32,6 +32,7 @@ __all__ = [
 
 # Scores, probabilities, output and Q of a thread, by number of consumers; beyond, values spill.
 _MAX_REGISTERS = {1: 204, 2: 204, 3: 128, 4: 92}
+_MAX_REGISTERS_APART = {1: 204, 2: 204, 3: 144}  # at 144 a few words do, and it is faster still
 
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
 KEY_WIDTHS = (64, 80, 112, 128)
@@ -133,17 +134,16 @@ class WgmmaTile:
                 self.block_n, PANEL_BYTES // self.itemsize
             ):
                 return "out takes the place of P in shared memory, which must be as wide"
-        registers = self.block_n // 2
-        if not self.shared_probabilities:
-            registers += self.block_n * self.itemsize // 8
-        sums = head_dim_v // 2
+        scores, sums = self.block_n // 2, head_dim_v // 2
+        registers = 0 if self.shared_probabilities else self.block_n * self.itemsize // 8
         if self.apart:
-            registers = sums + max(registers, sums)
+            registers = sums + max(scores, sums + registers)
         else:
-            registers += sums * (1 + self.sums_by_tile)
+            registers += scores + sums * (1 + self.sums_by_tile)
         if self.query_in_registers:
             registers += head_dim * self.itemsize // 8
-        if registers > _MAX_REGISTERS[self.consumers]:
+        limits = _MAX_REGISTERS_APART if self.apart else _MAX_REGISTERS
+        if registers > limits[self.consumers]:
             return f"a thread would need {registers} registers for its tiles"
         return None
 
@@ -197,24 +197,21 @@ _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), 
 _MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
 BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
 
-# P in shared memory leaves registers for 128 keys beside sums by tile.
+# Three warpgroups, which overlap one another: faster than two that overlap on their own, and than
+# P in shared memory, as a group waits for each product anyway.
 _FLOAT8_NARROW_LONG = WgmmaTile(
-    192, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True,
-    least_keys=2048,
+    192, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True, joined=False, apart=True,
+    least_keys=512,
 )  # fmt: skip
 _FLOAT8_NARROW = (
     _FLOAT8_NARROW_LONG,
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
     WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
-# Three warpgroups, which overlap one another; the last is for widths of v for which P cannot be in
-# shared memory.
-_FLOAT8_MEDIUM_LONG = WgmmaTile(
-    192, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True,
-    joined=False, apart=True, least_keys=2048,
-)  # fmt: skip
+# P in shared memory leaves registers for 128 keys beside sums by tile; the last is for widths of v
+# for which it cannot be there.
 _FLOAT8_MEDIUM = (
-    _FLOAT8_MEDIUM_LONG,
+    replace(_FLOAT8_NARROW_LONG, query_in_registers=False),
     WgmmaTile(
         128, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True
     ),
@@ -226,7 +223,7 @@ _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
-    96: _FLOAT8_MEDIUM[2:],
+    96: _FLOAT8_MEDIUM[::2],
     128: _FLOAT8_MEDIUM,
     **dict.fromkeys((160, 192), _FLOAT8_WIDE),
     **dict.fromkeys((224, 256), _FLOAT8_WIDEST),

@@ -17,7 +17,10 @@ from cupyflash._kvcache.call import CacheCall
 
 Array = Any
 
-MOST_ROWS = 256  # queries times heads of a group; with more, the forward's larger tiles pay
+# With more queries times heads of a group than this the forward's larger tiles are faster, but the
+# array operations around them cost the host some milliseconds: where there is more to compute, too.
+_FEW_ROWS = 256
+_FEW_OPERATIONS = 2**39
 _DTYPES = ("float16", "bfloat16")
 _FLOAT32 = np.dtype(np.float32)
 _MOST_TOKENS = 2**30 - 1  # of an entry, so that a position plus a window bound stays an int
@@ -29,10 +32,13 @@ def serve(call: CacheCall) -> bool:
     problem = call.attention.problem
     batch, seqlen_q, num_heads, head_dim = query.shape
     rows = seqlen_q * num_heads // max(1, key.shape[2])
+    operations = 2 * batch * seqlen_q * num_heads * call.storage.capacity
+    operations *= head_dim + value.shape[3]
     return (
         FLOAT_DTYPES.get(query.dtype) in _DTYPES
         and problem.output_dtype == FLOAT_DTYPES[query.dtype]
-        and 0 < rows <= MOST_ROWS
+        and rows > 0
+        and (rows <= _FEW_ROWS or operations <= _FEW_OPERATIONS)
         and min(batch, head_dim, value.shape[3], len(key)) > 0
         and 0 < call.storage.capacity <= _MOST_TOKENS
         and all(map(has_contiguous_last_axis, (key, value)))

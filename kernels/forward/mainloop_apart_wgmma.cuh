@@ -1,10 +1,11 @@
 // The forward's loop over key tiles on Hopper where a warpgroup has one product after the other.
 //
-//   tensor     | S1(n) | O2 += P2 V | S3(n) | O1 += P1 V(n) | S2(n) | O3 += P3 V | S1(n+1) |
-//   group 1    | issue | exp S1(n), store P1 | issue, wait | add to O1           | issue   |
+//   tensor     | S1(n)       | O2 += P2 V | S3(n) | O1 += P1 V(n) | S2(n) | O3 += P3 V | S1(n+1) |
+//   group 1    | issue, wait | exp S1(n), round P1 | issue, wait | add to O1           | issue   |
 //
 // Scores and a tile's own sums are then never alive together, and take the same registers, so that
-// three groups fit that overlap one another instead.
+// three groups fit that overlap one another instead. A turn to form scores lasts until these are
+// there: two groups at once would both wait for twice as long.
 #pragma once
 
 #include "forward/mainloop_wgmma.cuh"
@@ -24,10 +25,11 @@ struct ApartForwardConsumer {
   __device__ bool attend(State& state, Walk& walk) const {
     state.queries.take(consumer.pipeline, consumer.warp_row);
     consumer.take_factor(state, walk);
-    step(state, walk);
+    step(state, walk, Consumer::is_masked(walk));
     while (!walk.last()) {
       --walk.n;
-      step(state, walk);
+      // Without a window only the first tile, which has the last keys, can end before its end.
+      step(state, walk, config.window && Consumer::is_masked(walk));
     }
     const TileIndex tile = walk.tile;
     const int unseen = walk.trailing();
@@ -39,13 +41,12 @@ struct ApartForwardConsumer {
 
  private:
   /// P of the walk's key tile, and O += P V.
-  __device__ void step(State& state, const Walk& walk) const {
-    const bool masked = Consumer::is_masked(walk);
+  __device__ void step(State& state, const Walk& walk, bool masked) const {
     forget_all(state.scores);
     consumer.await_turn();
     consumer.start_scores(state);
-    consumer.pass_turn();
     await_products<0>();
+    consumer.pass_turn();
     const bool follows = consumer.find_probabilities(state, walk, masked);
     if (follows) Consumer::rescale(state.sums, state.correction);
     consumer.round(state);

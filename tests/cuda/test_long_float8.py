@@ -1,4 +1,4 @@
-"""FP8 calls long enough for the tiles of long calls: three groups, P in shared memory."""
+"""FP8 calls long enough for the tiles of long calls: three groups whose products are apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.test_float8_rounding import assert_within_rounding
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (700, 90)}], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_long(engine: str, rng: Any, head_dim: int, options: dict[str, Any]) -> None:
     """Query tiles of which a group or rows are missing, heads that blocks pass between."""
     if engine != "wgmma" or device.current().compute_capability != (9, 0):
