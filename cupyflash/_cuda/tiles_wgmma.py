@@ -22,6 +22,7 @@ from cupyflash._cuda.warpgroup import (
 
 __all__ = [
     "BANDED_TILES",
+    "BIAS_TILES",
     "FLOAT8_TILES",
     "FORWARD_TILES",
     "KEY_WIDTHS",
@@ -54,7 +55,8 @@ class WgmmaTile:
     `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
     on their own and added in float32, as the tensor cores keep only some 14 bits of them. `apart`:
     a warpgroup has one product after the other, and no exponentials beside them, so that scores and
-    the sums of a tile take the same registers.
+    the sums of a tile take the same registers. `bias_stages`: tiles of a bias in shared memory, for
+    calls that have one.
     """
 
     block_m: int
@@ -71,6 +73,7 @@ class WgmmaTile:
     shared_probabilities: bool = False
     joined: bool = True
     apart: bool = False
+    bias_stages: int = 0
 
     @property
     def consumers(self) -> int:
@@ -97,7 +100,8 @@ class WgmmaTile:
         staged = round_up(self.staged_columns(head_dim_v), PANEL_BYTES // 2)
         rows_of_out = 0 if self.shared_probabilities else self.block_m * 2 * staged
         probabilities = self.shared_probabilities * self.block_m * round_up(self.block_n, panel)
-        tiles = queries + self.stages * keys_and_values + probabilities
+        bias = self.bias_stages * self.block_m * round_up(self.block_n, panel)
+        tiles = queries + self.stages * keys_and_values + probabilities + bias
         return first + self.itemsize * tiles + rows_of_out
 
     def staged_columns(self, head_dim_v: int) -> int:
@@ -124,6 +128,8 @@ class WgmmaTile:
             return "products are apart only where each key tile has sums of its own"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
+        if self.bias_stages not in (0, 1, 2) or (self.bias_stages and self.itemsize == 1):
+            return "a bias, of 16-bit calls, has 1 or 2 stages"
         if self.shared_probabilities:
             if self.query_in_registers:
                 return "P is in shared memory only beside Q"
@@ -196,6 +202,25 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
 _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), _NARROW_LAST)
 _MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
 BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
+
+# With a bias, whose tiles take a third or more of shared memory. Without turns none was tried.
+# Three warpgroups overlap exponentials and the bias's arithmetic best.
+_NARROW_BIAS = (
+    WgmmaTile(192, 128, 2, False, staged=64, bias_stages=2),
+    # For lengths that waste its rows.
+    WgmmaTile(128, 128, 2, True, staged=64, bias_stages=2),
+)
+# All shared memory there is: out goes past it.
+_MEDIUM_BIAS = (WgmmaTile(128, 128, 2, False, bias_stages=2),)
+# 64 keys: of 80, the bias's tile would be as large as of 128.
+_WIDE_BIAS = (WgmmaTile(128, 64, 2, False, staged=192, bias_stages=2),)
+_WIDEST_BIAS = (WgmmaTile(128, 64, 2, False, bias_stages=2),)
+BIAS_TILES: dict[int, tuple[WgmmaTile, ...]] = {
+    **dict.fromkeys((32, 64), _NARROW_BIAS),
+    **dict.fromkeys((96, 128), _MEDIUM_BIAS),
+    **dict.fromkeys((160, 192), _WIDE_BIAS),
+    **dict.fromkeys((224, 256), _WIDEST_BIAS),
+}
 
 # P in shared memory leaves registers for 128 keys beside sums by tile.
 _FLOAT8_NARROW_LONG = WgmmaTile(
