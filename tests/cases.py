@@ -111,18 +111,8 @@ SUPPORTED: dict[str, frozenset[str]] = {
     "simt": frozenset(FEATURES),
     "mma": frozenset(FEATURES),
     "wgmma": frozenset(
-        {
-            "causal",
-            "top_left",
-            "window",
-            "softcap",
-            "scale",
-            "sinks",
-            "gqa",
-            "dlse",
-            "alibi",
-            "bias",
-        }
+        {"causal", "top_left", "window", "softcap", "scale", "sinks", "gqa", "dlse"}
+        | {"alibi", "bias"}
     ),
 }
 _TENSOR_CORES = ("float16", "bfloat16")
