@@ -43,9 +43,9 @@ struct ScoreFinisher {
         for (int e = 0; e < 4; ++e) scores.at[0][j][e] = score.value(scores.at[0][j][e], 0, 0);
       }
     }
+    const int first_query = walk.tile.first_row + warp_row;
     if (masked) {
       const Band band = walk.own_band();
-      const int first_query = walk.tile.first_row + warp_row;
       const int first_key = walk.first_key() - walk.n * config.block_n;
       if (walk.left_edge()) {
         apply_mask(scores, band, first_query, first_key);
