@@ -3,6 +3,7 @@
 // nothing.
 #pragma once
 
+#include "arch/opaque.cuh"
 #include "attention/params.cuh"
 
 namespace cupyflash {
@@ -14,7 +15,7 @@ struct Suspects {
 
   /// `warp` counts through those of this block that compute, of which there are `warps`.
   __device__ Suspects(const ForwardParams& params, int warp, int warps)
-      : own(params.visibility + int(blockIdx.x) * warps + warp) {}
+      : own(params.visibility + opaque(int(blockIdx.x) * warps + warp)) {}
 
   /// By whole warps, before anything is added: nothing was there before.
   __device__ void clear() const { write(0); }

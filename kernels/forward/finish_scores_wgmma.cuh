@@ -16,6 +16,7 @@ struct ScoreFinisher {
   using Scores = typename Shape::Scores;
   using Pipeline = ForwardPipeline<config>;
   using Walk = ForwardWalk<config>;
+  using BiasReader = typename Shape::BiasTile::RowReader;
 
   /// What is kept from key tile to key tile.
   struct State {
@@ -73,12 +74,16 @@ struct ScoreFinisher {
     if constexpr (config.alibi) score.alibi_slope = state.slope;
     const int query = walk.tile.first_row + warp_row + MmaLane::row();
     const float distance = float(query + score.diagonal - walk.first_key() - MmaLane::col());
-    if constexpr (config.bias) pipeline.bias_full(state.bias_at).wait(state.bias_at.round);
+    BiasReader reader;
+    if constexpr (config.bias) {
+      pipeline.bias_full(state.bias_at).wait(state.bias_at.round);
+      reader = pipeline.bias(state.bias_at).row_reader(warp_row);
+    }
     unsigned read = 0;
 #pragma unroll
     for (int s = 0; s < Shape::n_tiles / 2; ++s) {
       float bias[2][4] = {};
-      if constexpr (config.bias) read |= read_bias(state, bias, s);
+      if constexpr (config.bias) read |= read_bias(reader, bias, s);
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         float& value = scores.at[0][2 * s + e / 4][e % 4];
@@ -93,9 +98,9 @@ struct ScoreFinisher {
   }
 
   /// The bias of pieces 2 s and 2 s + 1 of the warp's scores. The result needs that reading ends.
-  __device__ unsigned read_bias(const State& state, float (&bias)[2][4], int s) const {
+  __device__ static unsigned read_bias(const BiasReader& reader, float (&bias)[2][4], int s) {
     unsigned pairs[4];
-    pipeline.bias(state.bias_at).read(pairs, warp_row, s);
+    reader.read(pairs, s);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float2 two = unpack_pair<config.bias_dtype>(pairs[e]);

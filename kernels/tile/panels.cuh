@@ -77,7 +77,16 @@ struct PanelTile {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
   }
-  /// The opposite, of all steps one after the other: of their addresses one is kept in a register.
+  /// The same of all steps, one after the other: of their addresses one is kept in a register.
+  struct RowReader {
+    unsigned start;
+
+    __device__ void read(unsigned (&fragment)[4], int step) const {
+      load_matrices(fragment, (start ^ (step % 4 << 5)) + step / 4 * Panel::bytes);
+    }
+  };
+  __device__ RowReader row_reader(int row) const { return {row_writer(row).start}; }
+  /// The opposite.
   struct RowWriter {
     unsigned start;
 
