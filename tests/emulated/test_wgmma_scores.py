@@ -25,7 +25,7 @@ CHOSEN = (
     "wide",
     "hidden sinks",
     "hidden tiles",
-    "large narrow",
+    "large",
     "alibi narrow",
     "bias alibi",
 )
