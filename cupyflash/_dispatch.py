@@ -66,7 +66,7 @@ def backward(
     """Return the gradients of a saved call in the caller's axes."""
     call = saved._call
     problem, operands, layout = call.problem, call.operands, call.layout
-    engine = _engines.select(problem, call.place, call.options.engine)
+    engine = _engines.select_backward(problem, call.place, call.options.engine)
     if engine == "mma" and deterministic and not _mma_is_deterministic(call):
         engine = "simt"
     with call.place.current():

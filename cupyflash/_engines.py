@@ -54,6 +54,22 @@ def select(
     )
 
 
+def select_backward(problem: Problem, place: Place, named: str | None) -> str:
+    """Return the name of the engine that differentiates what `select` has served.
+
+    Raises
+    ------
+    UnsupportedError
+        As there.
+    """
+    engine = select(problem, place, named)
+    if engine == "numpy":
+        return engine
+    from cupyflash._cuda.engines import backward_engine
+
+    return backward_engine(engine, problem)
+
+
 def _gpu_engine_for_host(named: str | None) -> UnsupportedError:
     message = (
         f"engine={named!r} runs on a GPU and these arrays are NumPy's; "

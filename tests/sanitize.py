@@ -82,7 +82,7 @@ def main(chosen: Collection[str] = (*ENGINES, "cache")) -> None:
     if {"mma", "turns"} & {*chosen}:
         calls += watch_turns()
     if "wgmma" in chosen:
-        calls += watch_float8() + watch_whole_heads() + watch_many_keys()
+        calls += watch_float8() + watch_whole_heads() + watch_many_keys() + watch_bias()
     cupy.cuda.runtime.deviceSynchronize()
     print(f"{calls} calls watched")
 
@@ -159,6 +159,21 @@ def watch_many_keys() -> int:
         key, value = draw((2, 1, seqlen_k, 1, 128), np.float16)
         flash_attention(query, key, value, causal=causal)
     return 3
+
+
+def watch_bias() -> int:
+    """A bias that Hopper's copy engine reads, and mma's forward again where it hides NaN."""
+    seqlen_q, seqlen_k, heads = 290, 264, 2
+    bias = draw((1, heads, seqlen_q, seqlen_k), np.float16)
+    bias[..., 30:40] = -np.inf
+    features = ({}, {"causal": True, "alibi_slopes": draw((heads,), np.float32)}, {"softcap": 5.0})
+    for head_dim, options in product((64, 128, 192, 256), features):
+        query = draw((2, seqlen_q, heads, head_dim), np.float16)
+        key, value = draw((2, 2, seqlen_k, heads, head_dim), np.float16)
+        flash_attention(query, key, value, bias=bias, engine="wgmma", **options)
+        value[:, 30:40] = np.nan
+        flash_attention(query, key, value, bias=bias, engine="wgmma", **options)
+    return 2 * 4 * len(features)
 
 
 def changes(heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,8 @@ from cupyflash._cuda.tiles_mma import (
     MmaForwardTile,
     bucket,
 )
+from cupyflash._cuda.tiles_wgmma import BIAS_TILES, KEY_WIDTHS, WgmmaTile
 from cupyflash._cuda.tiles_wgmma import FORWARD_TILES as WGMMA_TILES
-from cupyflash._cuda.tiles_wgmma import KEY_WIDTHS, WgmmaTile
 from cupyflash._cuda.tiles_wgmma import bucket as wgmma_bucket
 from cupyflash._cuda.tiles_wgmma_backward import QUERY_WIDTHS, WgmmaBackwardTile
 from cupyflash._cuda.tuned import Tile
@@ -72,12 +72,15 @@ def _mma_backward(problem: Problem) -> Iterator[Tile]:
 
 def _wgmma_forward(problem: Problem) -> Iterator[Tile]:
     """The table's tiles in every way, and other sizes: two to four consumers, Q here or there."""
-    table = WGMMA_TILES[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
+    has_bias = "bias" in problem.extras
+    tables = BIAS_TILES if has_bias else WGMMA_TILES
+    table = tables[wgmma_bucket(max(problem.head_dim, problem.head_dim_v))]
     for tile, (turns, eager) in product(table, ((True, False), (True, True), (False, True))):
         yield replace(tile, turns=turns, eager=eager)
-    rows = (128, 192, 256)
-    for block_m, block_n, stages, kept in product(rows, KEY_WIDTHS, (2, 3), (False, True)):
-        yield WgmmaTile(block_m, block_n, stages, kept, staged=64)
+    rows, of_bias = (128, 192, 256), (1, 2) if has_bias else (0,)
+    grid = product(rows, KEY_WIDTHS, (2, 3), (False, True), of_bias)
+    for block_m, block_n, stages, kept, bias_stages in grid:
+        yield WgmmaTile(block_m, block_n, stages, kept, staged=64, bias_stages=bias_stages)
 
 
 def _wgmma_backward(problem: Problem) -> Iterator[Tile]:

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 # Operands that the kernels read, and out, which they write, through tensor maps.
-MAPPED = ("query", "key", "value", "out")
+MAPPED = ("query", "key", "value", "out", "bias")
 MAPPED_BACKWARD = ("query", "key", "value", "grad_out")
 
 
@@ -87,7 +87,12 @@ class WgmmaForwardConfig:
     raw_scores: bool
     window: bool
     softcap: bool
+    exact_softcap: bool
     sinks: bool
+    alibi: bool
+    bias: bool
+    bias_dtype: str
+    bias_stages: int
 
 
 @dataclass(frozen=True)

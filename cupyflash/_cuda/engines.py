@@ -8,10 +8,11 @@ from cupyflash._cuda import plan, plan_mma, plan_wgmma
 from cupyflash._cuda.device import Device
 from cupyflash._problem import Operands, Problem
 
-__all__ = ["PLANNERS", "lacks", "runs_on"]
+__all__ = ["PLANNERS", "backward_engine", "lacks", "runs_on"]
 
 # Fastest first. Each planner has plan_forward and plan_backward, SUPPORTED_FEATURES,
-# SUPPORTED_DTYPES and LEAST_CAPABILITY, and may have LAST_CAPABILITY and unreadable.
+# SUPPORTED_DTYPES and LEAST_CAPABILITY, and may have LAST_CAPABILITY and unreadable; WIDE_FEATURES
+# if FP8 has fewer, BACKWARD_FEATURES if the backward has.
 PLANNERS: dict[str, ModuleType] = {"wgmma": plan_wgmma, "mma": plan_mma, "simt": plan}
 
 
@@ -32,7 +33,10 @@ def lacks(
     if engine not in PLANNERS:
         return ["an implementation in this version"]
     planner = PLANNERS[engine]
-    missing = sorted(problem.features - planner.SUPPORTED_FEATURES)
+    features = planner.SUPPORTED_FEATURES
+    if not problem.is_float8:
+        features = getattr(planner, "WIDE_FEATURES", features)
+    missing = sorted(problem.features - features)
     if problem.dtype not in planner.SUPPORTED_DTYPES:
         missing.append(problem.dtype)
     if not runs_on(engine, device):
@@ -41,3 +45,9 @@ def lacks(
     unreadable = getattr(planner, "unreadable", None)
     reason = unreadable(problem, operands) if operands is not None and unreadable else None
     return missing if reason is None else [*missing, reason]
+
+
+def backward_engine(engine: str, problem: Problem) -> str:
+    """Return the engine that differentiates what `engine` computes: not wgmma if it lacks that."""
+    features = getattr(PLANNERS.get(engine), "BACKWARD_FEATURES", problem.features)
+    return engine if problem.features <= features else "mma"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cupyflash._cuda import tuned
+from cupyflash._cuda import plan_mma, tuned
 from cupyflash._cuda.arguments import (
     OptionalLayout,
     Strides,
@@ -19,7 +21,7 @@ from cupyflash._cuda.arguments import (
     row_alignment,
     values_of,
 )
-from cupyflash._cuda.device import describe
+from cupyflash._cuda.device import Device, describe
 from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.engines import PLANNERS
 from cupyflash._cuda.forward_wgmma import wgmma_arguments
@@ -34,10 +36,12 @@ from cupyflash._cuda.params import (
     ITEMSIZE,
     pointers_of,
 )
-from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan
+from cupyflash._cuda.plan_mma import MmaForwardPlan
+from cupyflash._cuda.plan_wgmma import SUSPECTS, WgmmaForwardPlan
 from cupyflash._cuda.score_check import check_once
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
+from cupyflash._cuda.warpgroup import WARPGROUP_WARPS
 from cupyflash._problem import Array, Operands, Problem
 
 __all__ = ["ForwardLayout", "Prepared", "forward", "forward_params", "prepare"]
@@ -172,6 +176,7 @@ def _prepare(
 ) -> Prepared:
     device = describe(device_id)
     loads, stores = layout.vector_bytes
+    bias_bytes = layout.optional.bias_bytes
     if engine == "wgmma":
         if not is_mappable(layout.out, (problem.batch, problem.seqlen_q, problem.num_heads)):
             stores = min(stores, VECTOR_BYTES // 2)  # the copy engine cannot write such an array
@@ -180,17 +185,40 @@ def _prepare(
             PLANNERS[engine].plan_forward(problem, device, tiling)
             engine, tiling = "simt" if problem.is_float8 else "mma", None
     tiling = tiling or tuned.find(engine, "forward", problem, device)
-    plan = PLANNERS[engine].plan_forward(
-        problem, device, tiling, loads, stores, layout.optional.bias_bytes
-    )
+    plan = PLANNERS[engine].plan_forward(problem, device, tiling, loads, stores, bias_bytes)
+    params = forward_params(problem, layout)
+    pointers = pointers_of(FORWARD_POINTERS, problem)
+    scratch = {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
+    if not isinstance(plan, WgmmaForwardPlan):
+        return Prepared(pointers, scratch, _launches(plan, device_id, params, pointers))
+    own, moved, tables = wgmma_arguments(problem, layout, plan, params, device_id)
+    launches = _launches(plan, device_id, own, pointers, moved, tables)
+    if plan.config.bias:
+        again = plan_mma.after_wgmma(_plan_mma(problem, device, layout))
+        scratch[SUSPECTS] = plan.suspects, "uint8"
+        params["scores"]["map_cols"] = plan.suspects // WARPGROUP_WARPS
+        launches += _launches(again, device_id, params, pointers)
+    return Prepared(pointers, scratch, launches)
+
+
+def _plan_mma(problem: Problem, device: Device, layout: ForwardLayout) -> MmaForwardPlan:
+    """Return the plan with which mma serves a call by itself."""
+    tiling = tuned.find("mma", "forward", problem, device)
+    bias_bytes = layout.optional.bias_bytes
+    return plan_mma.plan_forward(problem, device, tiling, *layout.vector_bytes, bias_bytes)
+
+
+def _launches(
+    plan: Any,
+    device_id: int,
+    params: npt.NDArray[np.void],
+    pointers: tuple[str, ...],
+    moved: Sequence[Moved] = (),
+    tables: Mapping[str, DeviceTable] = MappingProxyType({}),
+) -> tuple[tuple[Launcher, int], ...]:
+    """Return a plan's launchers, compiled, each with its number of blocks."""
     entries = [launch.entry for launch in plan.launches]
     module = load(plan.stub, entries, device_id=device_id, plan=plan)
-    params = forward_params(problem, layout)
-    moved: list[Moved] = []
-    tables: dict[str, DeviceTable] = {}
-    if isinstance(plan, WgmmaForwardPlan):
-        params, moved, tables = wgmma_arguments(problem, layout, plan, params, device_id)
-    pointers = pointers_of(FORWARD_POINTERS, problem)
     launchers = (
         Launcher(
             module.get_function(launch.entry, launch.shared_memory),
@@ -205,5 +233,4 @@ def _prepare(
         for launch in plan.launches
     )
     blocks = (launch.blocks for launch in plan.launches)
-    scratch = {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
-    return Prepared(pointers, scratch, tuple(zip(launchers, blocks, strict=True)))
+    return tuple(zip(launchers, blocks, strict=True))

@@ -64,4 +64,11 @@ def wgmma_arguments(
         MappedOperand(name, dtype, getattr(layout, name), problem.batch, *shape)
         for name, dtype, shape in mapped
     ]
+    bias = layout.optional.bias
+    if bias is not None:
+        batch, heads, rows, keys = bias.shape
+        by_batch, by_head, by_row, _ = bias.strides
+        shape = (batch, 0, rows, heads, keys, config.block_m)
+        strides = by_batch, by_row, by_head
+        operands.append(MappedOperand("bias", config.bias_dtype, strides, *shape))
     return params, write_maps(params, operands), tables

@@ -21,7 +21,7 @@ _PANEL_BYTES = 128  # of a row of a box
 class MappedOperand(NamedTuple):
     """``(b, s, h, d)`` of which rows [first, last) are read, and all others taken for 0.
 
-    Or written, and all others left alone.
+    Or written, and all others left alone. A bias is ``(b, sq, h, sk)`` here.
     """
 
     name: str

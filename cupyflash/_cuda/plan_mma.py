@@ -7,7 +7,7 @@ backward is in `plan_mma_backward`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from cupyflash._cuda.config import constant
@@ -46,6 +46,7 @@ __all__ = [
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
     "MmaForwardPlan",
+    "after_wgmma",
     "plan_backward",
     "plan_forward",
 ]
@@ -69,6 +70,7 @@ class MmaForwardPlan:
     launch: KernelLaunch
     tile_map: TileMap | None
     score_mod: ScoreSource | None
+    again: bool = False  # only if wgmma, which has served the call, has met NaN
 
     @property
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -81,14 +83,15 @@ class MmaForwardPlan:
     @cached_property
     def stub(self) -> str:
         """CUDA source that instantiates the kernel."""
+        kernel = "forward_again_mma" if self.again else "forward_mma"
         return stub(
-            "forward/kernel_mma.cuh",
+            "forward/kernel_again_mma.cuh" if self.again else "forward/kernel_mma.cuh",
             *definitions(self.score_mod),
             size_assertion("ForwardParams", FORWARD_PARAMS),
             constant(self.config),
             bytes_assertion("MmaForwardShape<config>", self.launch),
             *(tile_map.entry_point("ForwardParams", "config") for tile_map in self.tile_maps),
-            entry_point(self.launch, "ForwardParams", "forward_mma<config>", self.blocks),
+            entry_point(self.launch, "ForwardParams", f"{kernel}<config>", self.blocks),
         )
 
 
@@ -142,6 +145,12 @@ def plan_forward(
     shown = Tiling(tile.block_m, tile.block_n, STAGES, tile.warps)
     visible = tile_map_of(problem, config.block_m, config.block_n)
     return MmaForwardPlan("mma", shown, config, tile.blocks, launch, visible, problem.score_mod)
+
+
+def after_wgmma(plan: MmaForwardPlan) -> MmaForwardPlan:
+    """Return the plan by which a call that wgmma has served is done again if need be."""
+    launch = replace(plan.launch, entry="cupyflash_forward_again_mma")
+    return replace(plan, launch=launch, again=True)
 
 
 def _check_stages(tiling: Tiling) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "check_problem",
     "choose_tile",
     "common_fields",
+    "leaves_scale",
     "wider",
 ]
 
@@ -92,14 +93,14 @@ def common_fields(
         "head_dim_v": bucket(problem.head_dim_v),
         "load_width": access_width(vector_bytes, _ITEMSIZE, problem.head_dim, problem.head_dim_v),
         "store_width": access_width(store_bytes, _ITEMSIZE, *stored),
-        "raw_scores": _raw_scores(problem),
+        "raw_scores": leaves_scale(problem),
         "bias_width": bias_width,
         "exact_softcap": (problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
         **score_features(problem),
     }
 
 
-def _raw_scores(problem: Problem) -> bool:
+def leaves_scale(problem: Problem) -> bool:
     """Whether the scale can wait for the exponent; ALiBi's slopes are then divided by it."""
     if problem.softcap is not None or problem.extras & {"bias", "score_mod"}:
         return False

@@ -24,28 +24,33 @@ from cupyflash._cuda.kernel import (
     entry_point,
     kernel_launch,
     row_tiles,
-    scale_can_wait,
     stub,
 )
 from cupyflash._cuda.params import ITEMSIZE, size_assertion
+from cupyflash._cuda.plan_mma_common import LARGEST_FAST_SOFTCAP, leaves_scale
 from cupyflash._cuda.plan_wgmma_backward import plan_backward
 from cupyflash._cuda.tiles_wgmma import (
     BANDED_TILES,
+    BIAS_TILES,
     FLOAT8_TILES,
     FORWARD_TILES,
     WgmmaTile,
     bucket,
     bucket_v,
 )
+from cupyflash._cuda.warpgroup import WARP_THREADS, WARPGROUP_WARPS
 from cupyflash._problem import Array, Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
 
 __all__ = [
+    "BACKWARD_FEATURES",
     "LAST_CAPABILITY",
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "SUPPORTED_FEATURES",
+    "SUSPECTS",
+    "WIDE_FEATURES",
     "WgmmaForwardPlan",
     "plan_backward",
     "plan_forward",
@@ -54,8 +59,13 @@ __all__ = [
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float8_e4m3fn"})
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "sinks"})
+WIDE_FEATURES = SUPPORTED_FEATURES | {"alibi_slopes", "bias"}  # of 16-bit calls
+BACKWARD_FEATURES = SUPPORTED_FEATURES
 LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
 
+SUSPECTS = "visibility"  # the pointer to what warps say, with a bias: attention/suspects.cuh
+
+_BIAS_DTYPES = ("float16", "bfloat16")
 _MOST_ROWS = 1.04  # times the fewest: beyond, a tile with less waste is faster
 
 
@@ -75,6 +85,11 @@ class WgmmaForwardPlan:
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
         return (self.launch,)
+
+    @property
+    def suspects(self) -> int:
+        """Bytes in which warps say whether they have met NaN; another kernel follows then."""
+        return self.launch.blocks * (self.launch.threads // WARP_THREADS - WARPGROUP_WARPS)
 
     @cached_property
     def stub(self) -> str:
@@ -109,8 +124,8 @@ def plan_forward(
         A power of two that divides all addresses and strides of the inputs: 16, see `unreadable`.
     store_bytes : int, default 16
         One that divides those of the output.
-    bias_bytes : int
-        Of no account: a bias is left to mma.
+    bias_bytes : int, default 16
+        The same for the rows of the bias: 16, see `unreadable`.
 
     Raises
     ------
@@ -121,6 +136,8 @@ def plan_forward(
     _check_problem(problem, device, vector_bytes)
     table = _table(problem)
     tile = _choose(problem, table) if tiling is None else _given(tiling, table, problem)
+    has_bias = "bias" in problem.extras
+    tile = replace(tile, bias_stages=max(1, tile.bias_stages) if has_bias else 0)
     store_width = access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v)
     if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES:
         tile = replace(tile, staged=0)  # the copy engine would not write such rows
@@ -136,7 +153,8 @@ def plan_forward(
             f" {problem.head_dim}, head_dim_v {problem.head_dim_v} on {device.name}: {complaint}."
             " Give tiling=None or smaller blocks."
         )
-    raw_scores = problem.softcap is None and scale_can_wait(problem)
+    raw_scores, alibi = leaves_scale(problem), "alibi_slopes" in problem.extras
+    fast_softcap = (alibi or has_bias) and (problem.softcap or 0.0) <= LARGEST_FAST_SOFTCAP
     config = WgmmaForwardConfig(
         dtype=problem.dtype,
         out_dtype=problem.output_dtype,
@@ -154,11 +172,16 @@ def plan_forward(
         apart=tile.apart,
         sums_by_tile=tile.sums_by_tile,
         turns=tile.turns,
-        eager=tile.eager and raw_scores and not problem.is_float8,
+        eager=tile.eager and raw_scores and not alibi and not problem.is_float8,
         raw_scores=raw_scores,
         window=problem.is_banded,
         softcap=problem.softcap is not None,
+        exact_softcap=problem.softcap is not None and not fast_softcap,
         sinks="sinks" in problem.extras,
+        alibi=alibi,
+        bias=has_bias,
+        bias_dtype=problem.bias_dtype or "float32",
+        bias_stages=tile.bias_stages,
     )
     query_tiles = row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads
     kernel_launch("all query tiles", query_tiles, tile.threads)  # they are numbered by an int
@@ -173,13 +196,20 @@ def plan_forward(
 
 
 def unreadable(problem: Problem, operands: Operands) -> str | None:
-    """Return what the copy engine would have to support to read q, k and v; None: it reads them."""
+    """Return what the copy engine would have to support to read q, k, v and the bias.
+
+    None: it reads them.
+    """
     if problem.is_empty:
         return None  # nothing is read
     for name, array in (("q", operands.query), ("k", operands.key), ("v", operands.value)):
         reason = _unreadable(array)
         if reason is not None:
             return f"support for {name}'s {reason} (engine=None takes another one)"
+    if operands.bias is not None and not problem.is_float8:
+        reason = _unreadable_bias(operands.bias, problem)
+        if reason is not None:
+            return f"support for a bias's {reason} (engine=None takes another one)"
     return None
 
 
@@ -188,6 +218,10 @@ def _unreadable(array: Array) -> str | None:
     if address % VECTOR_BYTES:
         return f"address {address:#x}: its copy engine reads multiples of {VECTOR_BYTES}"
     names = ("batch", "seqlen", "heads")[1 - array.ndim :]
+    return _unreadable_axis(names, array)
+
+
+def _unreadable_axis(names: tuple[str, ...], array: Array) -> str | None:
     for axis, length, stride in zip(names, array.shape, array.strides, strict=False):
         if length > 1 and not tensor_map.is_legal_stride(stride):
             return (
@@ -195,6 +229,22 @@ def _unreadable(array: Array) -> str | None:
                 f" multiples of {VECTOR_BYTES} below 2**40"
             )
     return None
+
+
+def _unreadable_bias(bias: Array, problem: Problem) -> str | None:
+    if problem.bias_dtype not in _BIAS_DTYPES:
+        return f"dtype {problem.bias_dtype}: its copy engine reads {' and '.join(_BIAS_DTYPES)}"
+    whole = problem.seqlen_q, problem.seqlen_k
+    for axis, length, needed in zip(("queries", "keys"), bias.shape[2:], whole, strict=True):
+        if length != needed:
+            return f"axis of {axis}, which is broadcast: its copy engine reads whole ones"
+    address = getattr(bias.data, "ptr", 0)
+    if address % VECTOR_BYTES:
+        return f"address {address:#x}: its copy engine reads multiples of {VECTOR_BYTES}"
+    stride = bias.strides[3]
+    if bias.shape[3] > 1 and stride != ITEMSIZE[problem.bias_dtype]:
+        return f"axis of keys, whose stride is {stride} bytes: its copy engine reads neighbours"
+    return _unreadable_axis(("batch", "heads", "queries"), bias)
 
 
 def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
@@ -208,6 +258,8 @@ def _check_problem(problem: Problem, device: Device, vector_bytes: int) -> None:
         )
     if vector_bytes != VECTOR_BYTES:
         raise UnsupportedError(f"engine='wgmma' cannot read arrays aligned to {vector_bytes} bytes")
+    if problem.bias_dtype not in (None, *_BIAS_DTYPES):
+        raise UnsupportedError(f"engine='wgmma' cannot read a bias of {problem.bias_dtype}")
     check_lengths(problem)
 
 
@@ -233,6 +285,8 @@ def _table(problem: Problem) -> tuple[WgmmaTile, ...]:
     width = bucket(max(problem.head_dim, problem.head_dim_v))
     if problem.is_float8:
         return FLOAT8_TILES[width]
+    if "bias" in problem.extras:
+        return BIAS_TILES[width]
     if problem.is_banded and width in BANDED_TILES:
         return BANDED_TILES[width]
     return FORWARD_TILES[width]

@@ -22,6 +22,7 @@ from cupyflash._cuda.warpgroup import (
 
 __all__ = [
     "BANDED_TILES",
+    "BIAS_TILES",
     "FLOAT8_TILES",
     "FORWARD_TILES",
     "KEY_WIDTHS",
@@ -55,7 +56,8 @@ class WgmmaTile:
     `itemsize` is that of q, k and v, and `sums_by_tile` FP8's: the sums of each key tile are formed
     on their own and added in float32, as the tensor cores keep only some 14 bits of them. `apart`:
     a warpgroup has one product after the other, and no exponentials beside them, so that scores and
-    the sums of a tile take the same registers.
+    the sums of a tile take the same registers. `bias_stages`: tiles of a bias in shared memory, for
+    calls that have one.
     """
 
     block_m: int
@@ -72,6 +74,7 @@ class WgmmaTile:
     shared_probabilities: bool = False
     joined: bool = True
     apart: bool = False
+    bias_stages: int = 0
 
     @property
     def consumers(self) -> int:
@@ -98,7 +101,8 @@ class WgmmaTile:
         staged = round_up(self.staged_columns(head_dim_v), PANEL_BYTES // 2)
         rows_of_out = 0 if self.shared_probabilities else self.block_m * 2 * staged
         probabilities = self.shared_probabilities * self.block_m * round_up(self.block_n, panel)
-        tiles = queries + self.stages * keys_and_values + probabilities
+        bias = self.bias_stages * self.block_m * round_up(self.block_n, panel)
+        tiles = queries + self.stages * keys_and_values + probabilities + bias
         return first + self.itemsize * tiles + rows_of_out
 
     def staged_columns(self, head_dim_v: int) -> int:
@@ -125,6 +129,8 @@ class WgmmaTile:
             return "products are apart only where each key tile has sums of its own"
         if self.stages not in (2, 3, 4):
             return "stages must be 2, 3 or 4"
+        if self.bias_stages not in (0, 1, 2) or (self.bias_stages and self.itemsize == 1):
+            return "a bias, of 16-bit calls, has 1 or 2 stages"
         if self.shared_probabilities:
             if self.query_in_registers:
                 return "P is in shared memory only beside Q"
@@ -196,6 +202,25 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
 _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), _NARROW_LAST)
 _MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
 BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
+
+# With a bias, two of whose tiles take a seventh of shared memory or more. Three warpgroups overlap
+# the arithmetic with scores best; joined, they would spill. The other is for lengths that waste
+# rows.
+_NARROW_BIAS = (
+    WgmmaTile(192, 128, 2, False, staged=64, joined=False, bias_stages=2),
+    WgmmaTile(128, 128, 2, True, staged=64, bias_stages=2),
+)
+# Shared memory is the limit: Q in registers saves a ninth of its traffic. Out has no room there.
+_MEDIUM_BIAS = (WgmmaTile(128, 128, 2, True, bias_stages=2),)
+# 64 keys: of 80, the bias's tile would be as large as of 128.
+_WIDE_BIAS = (WgmmaTile(128, 64, 2, False, staged=192, bias_stages=2),)
+_WIDEST_BIAS = (WgmmaTile(128, 64, 2, False, bias_stages=2),)
+BIAS_TILES: dict[int, tuple[WgmmaTile, ...]] = {
+    **dict.fromkeys((32, 64), _NARROW_BIAS),
+    **dict.fromkeys((96, 128), _MEDIUM_BIAS),
+    **dict.fromkeys((160, 192), _WIDE_BIAS),
+    **dict.fromkeys((224, 256), _WIDEST_BIAS),
+}
 
 # Three warpgroups, which overlap one another: faster than two that overlap on their own, and than
 # P in shared memory, as a group waits for each product anyway.

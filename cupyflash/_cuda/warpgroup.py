@@ -10,6 +10,7 @@ __all__ = [
     "WARPGROUP_THREADS",
     "WARPGROUP_WARPS",
     "WARP_ROWS",
+    "WARP_THREADS",
     "round_up",
 ]
 
@@ -17,6 +18,7 @@ ROWS = 64  # of a warpgroup in a product
 WARPGROUP_THREADS = 128
 WARPGROUP_WARPS = 4
 WARP_ROWS = ROWS // WARPGROUP_WARPS
+WARP_THREADS = WARPGROUP_THREADS // WARPGROUP_WARPS
 BARRIER_BYTES = 512  # at the start of shared memory
 PANEL_BYTES = 128  # of a row, that lie together
 PANEL_ALIGNMENT = 1024

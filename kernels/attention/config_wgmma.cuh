@@ -26,14 +26,19 @@ struct WgmmaForwardConfig {
   bool raw_scores;    // the scale is left to the exponent
   bool window;        // causal, or a window bound on either side
   bool softcap;
+  bool exact_softcap;  // by the library's tanh
   bool sinks;
+  bool alibi;
+  bool bias;
+  DataType bias_dtype;  // of two bytes, if there is one
+  int bias_stages;      // bias tiles in shared memory
 
   // What this engine leaves to others.
-  static constexpr DataType bias_dtype = DataType::float32;
-  static constexpr bool bias = false;
-  static constexpr bool alibi = false;
   static constexpr bool score_mod = false;
 
+  /// Whether scores may be of any size: as in MmaForwardConfig, as is folded_cap.
+  __device__ constexpr bool unbounded() const { return bias; }
+  __device__ constexpr bool folded_cap() const { return false; }
   __device__ constexpr int itemsize() const { return is_float8(dtype) ? 1 : 2; }
   __device__ constexpr int consumers() const { return block_m / 64; }
   __device__ constexpr int threads() const { return 128 * (1 + consumers()); }

@@ -43,7 +43,7 @@ struct ScoreArrays {
   int map_batch;         // extents of all masks together: 1 where they all are broadcast
   int map_heads;
   int map_rows;
-  int map_cols;
+  int map_cols;  // of suspects: warpgroups
 };
 
 /// Lengths and options that the forward and the backward share.
@@ -88,7 +88,7 @@ struct ForwardParams {
   const uint8* inner_mask;    // a second one: the block mask's
   const void* bias;
   const uint8* blocks;
-  uint8* visibility;           // states of tiles, see visible_tiles.cuh
+  uint8* visibility;           // states of tiles, see visible_tiles.cuh; of warps: suspects.cuh
   const uint64* seed_address;  // null: the seed is `seed`
   uint64 seed;
   const void* score_params[8];  // the named arrays of a score_mod

@@ -25,6 +25,7 @@ struct WgmmaForwardParams {
   TensorMap key_map;             // (b, hk, keys that are seen, d)
   TensorMap value_map;           // (b, hk, keys that are seen, dv)
   TensorMap out_map;             // (b, h, sq, dv), if `staged`
+  TensorMap bias_map;            // (b or 1, h or 1, sq, sk), if there is one
 };
 
 /// Scratch memory is that of the mma engine but for `statistics`, (b, h, 2, rows): the exponent of

@@ -61,11 +61,14 @@ struct WgmmaMaxima {
 
 /// P = exp2(score * factor - shift), where the shift follows the maximum only when that has grown
 /// by more than `slack`: P is then at most 2**(top + slack), as exact relative to l as ever. For
-/// e4m3, which ends at 448, P is scaled so that small ones are normal numbers down to 2**-12.
-template <bool is_float8>
+/// e4m3, which ends at 448, P is scaled so that small ones are normal numbers down to 2**-12. For
+/// unbounded scores the shift is in their unit, P = exp2((score - shift) * factor).
+template <bool is_float8, bool unbounded>
 struct WgmmaSoftmax {
+  static_assert(!(is_float8 && unbounded), "`top` is in exponents of 2");
   static constexpr float top = is_float8 ? 6.0f : 0.0f;  // log2 of P at the maximum, at first
   static constexpr float slack = is_float8 ? 2.0f : 6.0f;
+  static constexpr float log2e = 1.4426950408889634f;
   // As long as no key was seen: any exponent is then 0 or -inf, and P = 0.
   static constexpr float none = -3.4028234663852886e38f;
 
@@ -86,8 +89,20 @@ struct WgmmaSoftmax {
     }
   }
 
-  /// m in exponents of 2, or `none`.
-  __device__ float exponent(int r) const { return fmaxf(row_max[r] * factor, none); }
+  /// m in the unit of shifts, or `none`.
+  __device__ float exponent(int r) const {
+    return fmaxf(unbounded ? row_max[r] : row_max[r] * factor, none);
+  }
+  /// What sums relative to `before` are to be multiplied by to be relative to `after`.
+  __device__ float ratio(float before, float after) const {
+    return exp2_hardware(unbounded ? (before - after) * factor : before - after);
+  }
+
+  /// Whether a score that the lane has seen was NaN, or +inf.
+  __device__ bool met_nan() const {
+    const float sum = row_sum[0] + row_sum[1];
+    return sum != sum;
+  }
 
   /// Turns scores, whose `maxima` are known, into probabilities. If true, alike in all lanes,
   /// earlier sums are to be multiplied by `correction`.
@@ -126,14 +141,15 @@ struct WgmmaSoftmax {
   /// Lets the shift follow the maxima, if any row's has grown: true, alike in all lanes. Lanes of a
   /// row tell each other their maxima only then.
   __device__ bool follow(float (&correction)[2]) {
-    const bool grown = exponent(0) - top > shift[0] + slack || exponent(1) - top > shift[1] + slack;
+    constexpr float room = unbounded ? slack / log2e : slack;
+    const bool grown = exponent(0) - top > shift[0] + room || exponent(1) - top > shift[1] + room;
     const bool follows = __any_sync(0xffffffffu, grown);
     if (follows) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         row_max[r] = quad_maximum(row_max[r]);
         const float next = exponent(r) - top;
-        correction[r] = exp2_hardware(shift[r] - next);
+        correction[r] = ratio(shift[r], next);
         row_sum[r] *= correction[r];
         shift[r] = next;
       }
@@ -145,7 +161,9 @@ struct WgmmaSoftmax {
   __device__ void exponentiate(float (&piece)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      piece[e] = exp2_hardware(fmaf(piece[e], factor, -shift[e >> 1]));
+      const float shift = this->shift[e >> 1];
+      piece[e] =
+          exp2_hardware(unbounded ? (piece[e] - shift) * factor : fmaf(piece[e], factor, -shift));
       row_sum[e >> 1] += piece[e];
     }
   }

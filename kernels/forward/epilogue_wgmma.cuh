@@ -7,15 +7,35 @@
 #include "attention/params_wgmma.cuh"
 #include "attention/sequence.cuh"
 #include "attention/softmax_wgmma.cuh"
+#include "attention/suspects.cuh"
 #include "tile/store_quads.cuh"
 
 namespace cupyflash {
 
+/// Where a warp says that it has met NaN; `warp_row` is its first row in tiles.
+template <WgmmaForwardConfig config>
+__device__ Suspects suspects_of(const ForwardParams& params, int warp_row) {
+  return {params, warp_row / 16, 4 * config.consumers()};
+}
+
+/// NaN stays NaN in a sum. Without one there may be opposite infinities, which are rare enough.
+template <int n_tiles>
+__device__ bool met_nan(const MmaFragment<1, n_tiles>& sums) {
+  float total = 0.0f;
+#pragma unroll
+  for (int j = 0; j < n_tiles; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) total += sums.at[0][j][e];
+  }
+  return total != total;
+}
+
 /// `warp_row` is the warp's first row in the tile.
 template <WgmmaForwardConfig config, int n_tiles, class Stage>
-__device__ void write_forward_wgmma(const WgmmaForwardParams& all, const TileIndex& tile,
-                                    int warp_row, WgmmaSoftmax<is_float8(config.dtype)> softmax,
-                                    const MmaFragment<1, n_tiles>& sums, const Stage& stage) {
+__device__ void write_forward_wgmma(
+    const WgmmaForwardParams& all, const TileIndex& tile, int warp_row,
+    WgmmaSoftmax<is_float8(config.dtype), config.unbounded()> softmax,
+    const MmaFragment<1, n_tiles>& sums, const Stage& stage) {
   const ForwardParams& params = all.common;
   const Sequence& sequence = tile.sequence;
   float* row_max =
@@ -26,13 +46,17 @@ __device__ void write_forward_wgmma(const WgmmaForwardParams& all, const TileInd
   const float unit = softmax.factor * 0.6931471805599453f;
   const float sink = config.sinks ? params.sinks[tile.head * params.attention.sinks_stride] : 0.0f;
 
+  if constexpr (config.bias) {
+    suspects_of<config>(params, warp_row).add(softmax.met_nan() || met_nan(sums));
+  }
+
   float factor[2], maxima[2], totals[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     OnlineSoftmax<float, 1> row;
     softmax.row_max[r] = quad_maximum(softmax.row_max[r]);
     row.row_max[0] = config.raw_scores ? softmax.row_max[r] * unit : softmax.row_max[r];
-    factor[r] = exp2_hardware(softmax.shift[r] - softmax.exponent(r));
+    factor[r] = softmax.ratio(softmax.shift[r], softmax.exponent(r));
     row.row_sum[0] = quad_total(softmax.row_sum[r]) * factor[r];
     if constexpr (config.sinks) factor[r] *= row.add_sink(0, sink);
     factor[r] *= row.row_sum[0] == 0.0f ? 0.0f : reciprocal_hardware(row.row_sum[0]);

@@ -21,12 +21,9 @@
 #include "arch/bulk.cuh"
 #include "arch/named_barrier.cuh"
 #include "arch/opaque.cuh"
-#include "attention/mask_mma.cuh"
-#include "attention/score.cuh"
 #include "forward/epilogue_wgmma.cuh"
-#include "forward/pipeline_wgmma.cuh"
+#include "forward/finish_scores_wgmma.cuh"
 #include "forward/queries_wgmma.cuh"
-#include "forward/walk_wgmma.cuh"
 #include "tile/multiply_wgmma.cuh"
 
 namespace cupyflash {
@@ -45,7 +42,8 @@ struct ForwardConsumer {
   using Pipeline = ForwardPipeline<config>;
   using Position = typename Pipeline::Position;
   using Walk = ForwardWalk<config>;
-  using Softmax = WgmmaSoftmax<float8>;
+  using Finisher = ScoreFinisher<config>;
+  using Softmax = WgmmaSoftmax<float8, config.unbounded()>;
   // Products are 32 bytes deep.
   static constexpr int steps = WarpQueries<config>::steps;
   static constexpr int value_steps = config.block_n * config.itemsize() / 32;
@@ -62,6 +60,7 @@ struct ForwardConsumer {
     const int first_row = group * Shape::warpgroup_rows;
     Walk walk(params, {first_row, first_row + Shape::warpgroup_rows});
     bool more = walk.next_query_tile();
+    if constexpr (config.bias) suspects_of<config>(params.common, warp_row).clear();
     if (more && group == config.consumers() - 1) pass_turn();
     State state(params.exponent_factor);
     while (more) {
@@ -100,6 +99,7 @@ struct ForwardConsumer {
     typename Either<config.sums_by_tile, Sums, Nothing>::Type tile_sums;
     typename Either<config.shared_probabilities, Nothing, Probabilities>::Type p;
     Softmax softmax;
+    typename Finisher::State finisher;
     float correction[2];
     bool behind = false;  // the sums, by `correction`, once the last probabilities are in
     Position key_at, value_at;
@@ -120,8 +120,9 @@ struct ForwardConsumer {
     round(state);
   }
 
-  /// FP8 heads have scales of their own.
+  /// FP8 heads have scales of their own, ALiBi's have slopes.
   __device__ void take_factor(State& state, const Walk& walk) const {
+    finisher().begin(state.finisher, walk);
     if constexpr (float8 && config.raw_scores) {
       constexpr float log2_e = 1.4426950408889634f, least = 7.888609052210118e-31f;  // 2**-100
       const Sequence& sequence = walk.tile.sequence;
@@ -154,6 +155,7 @@ struct ForwardConsumer {
       pipeline.key_full(state.key_at).wait(state.key_at.round);
       pipeline.release(pipeline.key_empty(state.key_at));
       state.key_at.advance();
+      finisher().pass_over(state.finisher);
       pipeline.value_full(state.value_at).wait(state.value_at.round);
       pipeline.release(pipeline.value_empty(state.value_at));
       state.value_at.advance();
@@ -178,7 +180,7 @@ struct ForwardConsumer {
   /// shift so far, and the sums follow the next one with it, a step later.
   __device__ void step_eagerly(State& state, const Walk& walk, bool masked) const {
     settle(state.scores);
-    form_scores(state, walk, masked);
+    finish_scores(state, walk, masked);
     const bool within_reach = state.softmax.template update_eagerly<reach>(state.scores);
     if (within_reach) release_key(state, walk);
     end_both(state);
@@ -227,7 +229,7 @@ struct ForwardConsumer {
   __device__ bool find_probabilities(State& state, const Walk& walk, bool masked) const {
     settle(state.scores);
     release_key(state, walk);
-    form_scores(state, walk, masked);
+    finish_scores(state, walk, masked);
     const auto maxima = WgmmaMaxima::over(state.scores, state.softmax.row_max);
     return state.softmax.update(state.scores, maxima, state.correction);
   }
@@ -256,7 +258,12 @@ struct ForwardConsumer {
       }
     }
     pipeline.hold_back(__float_as_uint(state.scores.at[0][0][0]));  // as in `WarpQueries::take`
-    form_scores(state, walk, masked);
+    finish_scores(state, walk, masked);
+  }
+
+  __device__ Finisher finisher() const { return {params, pipeline, warp_row}; }
+  __device__ void finish_scores(State& state, const Walk& walk, bool masked) const {
+    finisher().finish(state.finisher, state.scores, walk, masked);
   }
 
   /// P becomes the left operand of P V. In shared memory each warp's part of a product reads the
@@ -310,29 +317,6 @@ struct ForwardConsumer {
     pipeline.release(pipeline.key_empty(state.key_at));
     state.key_at.advance();
     if (!config.query_in_registers && walk.last()) state.queries.leave(pipeline);
-  }
-
-  /// From products to scores: what is left to do of scale and softcap, and the mask.
-  __device__ void form_scores(State& state, const Walk& walk, bool masked) const {
-    Scores& scores = state.scores;
-    const int first_query = walk.tile.first_row + warp_row;
-    if constexpr (!config.raw_scores) {
-      const Score<config> score(params.common, walk.tile.sequence, walk.tile.head);
-#pragma unroll
-      for (int j = 0; j < Shape::n_tiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scores.at[0][j][e] = score.value(scores.at[0][j][e], 0, 0);
-      }
-    }
-    if (masked) {
-      const Band band = walk.own_band();
-      const int first_key = walk.first_key() - walk.n * config.block_n;
-      if (walk.left_edge()) {
-        apply_mask(scores, band, first_query, first_key);
-      } else {
-        apply_mask<false>(scores, band, first_query, first_key);
-      }
-    }
   }
 
   __device__ void start_sums(State& state) const {

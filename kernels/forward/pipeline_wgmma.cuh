@@ -18,6 +18,7 @@ struct WgmmaForwardShape {
   using LandedTile = PanelTile<config.block_n, config.head_dim_v, itemsize>;  // values as they come
   using TransposedTile = PanelTile<config.head_dim_v, config.block_n, itemsize>;
   using ProbabilityTile = PanelTile<config.block_m, config.block_n, itemsize>;
+  using BiasTile = PanelTile<config.block_m, config.block_n>;
   using ValueTile = typename Either<transposes, TransposedTile, LandedTile>::Type;
 
   // Each consumer warpgroup has 64 rows, each of its warps 16.
@@ -35,8 +36,10 @@ struct WgmmaForwardShape {
   static constexpr int landed_offset = value_offset + config.stages * ValueTile::bytes;
   static constexpr int probability_offset =
       landed_offset + transposes * config.stages * LandedTile::bytes;
-  static constexpr int stage_offset =
+  static constexpr int bias_offset =
       probability_offset + config.shared_probabilities * ProbabilityTile::bytes;
+  static constexpr int stage_offset = bias_offset + config.bias_stages * BiasTile::bytes;
+  static_assert(config.bias == (config.bias_stages > 0) && !(config.bias && transposes));
   // Of a warp's rows of out; where P is in shared memory, in its place.
   using Stage = RowStage<config.staged, config.block_m>;
   static_assert(!config.shared_probabilities || Stage::Tile::bytes <= ProbabilityTile::bytes);
@@ -51,6 +54,8 @@ struct ForwardPipeline {
   using Shape = WgmmaForwardShape<config>;
   using Position = RingPosition<config.stages>;
   using QueryPosition = RingPosition<config.query_tiles>;
+  using BiasPosition =
+      typename Either<config.bias, RingPosition<config.bias_stages>, Nothing>::Type;
   static constexpr int consumer_warps = 4 * config.consumers();
   static constexpr int transposing_warps = 3;
 
@@ -70,6 +75,10 @@ struct ForwardPipeline {
   __device__ typename Shape::LandedTile landed(Position at) const {
     constexpr int offset = Shape::transposes ? Shape::landed_offset : Shape::value_offset;
     return {shared + offset + at.stage * Shape::LandedTile::bytes};
+  }
+
+  __device__ typename Shape::BiasTile bias(BiasPosition at) const {
+    return {shared + Shape::bias_offset + at.stage * Shape::BiasTile::bytes};
   }
 
   /// P, rounded, of all consumers.
@@ -108,6 +117,9 @@ struct ForwardPipeline {
   __device__ AsyncBarrier landed_empty(Position at) const {
     return Shape::transposes ? barrier(7, at.stage) : value_empty(at);
   }
+  // Beside these, which only FP8 has, there is no bias.
+  __device__ AsyncBarrier bias_full(BiasPosition at) const { return barrier(6, at.stage); }
+  __device__ AsyncBarrier bias_empty(BiasPosition at) const { return barrier(7, at.stage); }
 
   /// By all threads of the block.
   __device__ void initialise() const {
@@ -126,6 +138,13 @@ struct ForwardPipeline {
         if constexpr (Shape::transposes) {
           landed_full(at).initialise(1);
           landed_empty(at).initialise(transposing_warps);
+        }
+      }
+      for (int stage = 0; stage < config.bias_stages; ++stage) {
+        if constexpr (config.bias) {
+          const BiasPosition at = {stage};
+          bias_full(at).initialise(1);
+          bias_empty(at).initialise(consumer_warps);
         }
       }
       publish_barriers();

@@ -14,21 +14,28 @@ struct ForwardProducer {
   Pipeline pipeline;
 
   /// In the order of use: K(0), Q, K(1), V(0), K(2), V(1), ... Q of a next query tile comes after
-  /// the last V of the one before, as its memory may become free only then.
+  /// the last V of the one before, as its memory may become free only then. The bias comes with its
+  /// key tile, or, where there is memory for one tile of it, when the one before may have been
+  /// read.
   __device__ void run() const {
     prefetch_map(params.query_map);
     prefetch_map(params.key_map);
     prefetch_map(params.value_map);
+    if constexpr (config.bias) prefetch_map(params.bias_map);
     ForwardWalk<config> walk(params, {0, config.block_m});
     if (!walk.next_query_tile()) return;
     Position key_at, value_at;
     typename Pipeline::QueryPosition query_at;
+    typename Pipeline::BiasPosition bias_at;
     Keys before = load_key(walk, key_at);
     load_query(walk, query_at);
+    load_bias(walk, bias_at);
     while (walk.advance()) {
       const Keys keys = load_key(walk, key_at);
+      if constexpr (config.bias_stages > 1) load_bias(walk, bias_at);
       load_value(before, value_at);
       if (walk.first()) load_query(walk, query_at);
+      if constexpr (config.bias_stages == 1) load_bias(walk, bias_at);
       before = keys;
     }
     load_value(before, value_at);
@@ -62,6 +69,20 @@ struct ForwardProducer {
     pipeline.query(at).load(params.query_map, walk.tile.first_row, walk.tile.head,
                             walk.tile.sequence.batch, pipeline.query_full(at));
     at.advance();
+  }
+
+  /// Where the bias is broadcast over heads or sequences, its array has one.
+  __device__ void load_bias(const ForwardWalk<config>& walk,
+                            typename Pipeline::BiasPosition& at) const {
+    if constexpr (config.bias) {
+      const ScoreStrides& strides = params.common.scores.bias;
+      const int head = strides.head == 0 ? 0 : walk.tile.head;
+      const int batch = strides.batch == 0 ? 0 : walk.tile.sequence.batch;
+      pipeline.bias_empty(at).wait(at.round ^ 1);
+      pipeline.bias(at).load(params.bias_map, walk.first_key(), walk.tile.first_row, head, batch,
+                             pipeline.bias_full(at));
+      at.advance();
+    }
   }
 };
 

@@ -32,10 +32,11 @@ struct ForwardWalk {
 
   /// Key tiles lie at multiples of their size, but for those at either end of what the query tile
   /// sees: these are moved inwards, as others may see NaN beyond, and 0 * NaN is NaN. Query tiles
-  /// see no fewer keys than such a tile has, if they have as many rows.
+  /// see no fewer keys than such a tile has, if they have as many rows. Not so with a bias, whose
+  /// boxes begin at multiples of 16 bytes: NaN makes the call be done again (suspects.cuh).
   __device__ int first_key() const {
     int key = n * config.block_n;
-    if constexpr (config.window) {
+    if constexpr (config.window && !config.bias) {
       const Range seen = seen_by_tile();
       if (seen.begin >= seen.end) return key;
       // What lies outside the maps is 0 anyway.

@@ -29,15 +29,20 @@ struct PanelTile {
   /// By one thread: fills the tile from `row` on; all of its bytes count on `arrived`.
   __device__ void load(const TensorMap& map, int row, int head, int batch,
                        AsyncBarrier arrived) const {
+    load(map, 0, row, head, batch, arrived);
+  }
+  /// The same from column `col` on, a multiple of 16 bytes.
+  __device__ void load(const TensorMap& map, int col, int row, int head, int batch,
+                       AsyncBarrier arrived) const {
     arrived.arrive_and_expect(bytes);
-    copy(map, row, head, batch, arrived);
+    copy(map, row, head, batch, arrived, col);
   }
   /// The same for a barrier that expects them already.
-  __device__ void copy(const TensorMap& map, int row, int head, int batch,
-                       AsyncBarrier arrived) const {
+  __device__ void copy(const TensorMap& map, int row, int head, int batch, AsyncBarrier arrived,
+                       int col = 0) const {
 #pragma unroll
     for (int p = 0; p < panels; ++p) {
-      copy_box(panel(p).address, map, p * panel_cols, row, head, batch, arrived);
+      copy_box(panel(p).address, map, col + p * panel_cols, row, head, batch, arrived);
     }
   }
   /// By one thread: writes columns `col` ... of an array from the tile's first rows, those of a
@@ -72,7 +77,16 @@ struct PanelTile {
     const int lane = threadIdx.x & 31;
     load_matrices(fragment, panel(step / 4).chunk(row + (lane & 15), step % 4 * 2 + (lane >> 4)));
   }
-  /// The opposite, of all steps one after the other: of their addresses one is kept in a register.
+  /// The same of all steps, one after the other: of their addresses one is kept in a register.
+  struct RowReader {
+    unsigned start;
+
+    __device__ void read(unsigned (&fragment)[4], int step) const {
+      load_matrices(fragment, (start ^ (step % 4 << 5)) + step / 4 * Panel::bytes);
+    }
+  };
+  __device__ RowReader row_reader(int row) const { return {row_writer(row).start}; }
+  /// The opposite.
   struct RowWriter {
     unsigned start;
 

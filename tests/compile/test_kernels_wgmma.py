@@ -8,8 +8,10 @@ import pytest
 
 from cupyflash._cuda.compiler import compile_source
 from cupyflash._cuda.device import Device
+from cupyflash._cuda.plan_mma import after_wgmma
+from cupyflash._cuda.plan_mma import plan_forward as plan_mma
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, plan_forward
-from cupyflash._cuda.tiles_wgmma import BANDED_TILES, FLOAT8_TILES, FORWARD_TILES
+from cupyflash._cuda.tiles_wgmma import BANDED_TILES, BIAS_TILES, FLOAT8_TILES, FORWARD_TILES
 from cupyflash._problem import Problem
 from cupyflash.tiling import Tiling
 
@@ -87,6 +89,44 @@ def test_every_feature(head_dim: int, spilled: int) -> None:
     """Stores element by element, and scores that are more than products."""
     problem = problem_of(head_dim, True, softcap=3.0, extras=frozenset({"sinks"}))
     check(plan_forward(problem, HOPPER, None, 16, 2), spilled)
+
+
+def with_bias(head_dim: int, causal: bool, *extras: str, **options: object) -> Problem:
+    options |= {"extras": frozenset({"bias", *extras}), "bias_shape": (2, 4, 999, 999)}
+    bias_dtype = "bfloat16" if causal else "float16"
+    return problem_of(head_dim, causal, bias_dtype=bias_dtype, **options)
+
+
+BIASED = [(dim, tile) for dim, tiles in BIAS_TILES.items() for tile in tiles]
+
+
+@pytest.mark.parametrize("case", range(len(BIASED)))
+def test_tile_table_of_a_bias(case: int) -> None:
+    head_dim, tile = BIASED[case]
+    for causal in (False, True):
+        check(plan_forward(with_bias(head_dim, causal), HOPPER, tile), 4 if head_dim == 256 else 0)
+
+
+@pytest.mark.parametrize(("head_dim", "spilled"), [(64, 0), (128, 0), (256, 16)])
+def test_a_bias_with_every_feature(head_dim: int, spilled: int) -> None:
+    problem = with_bias(head_dim, True, "sinks", "alibi_slopes", softcap=3.0)
+    check(plan_forward(problem, HOPPER), spilled)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_alibi(head_dim: int, causal: bool) -> None:
+    table = (BANDED_TILES if causal else FORWARD_TILES).get(head_dim, FORWARD_TILES[head_dim])
+    for tile in table:
+        problem = problem_of(head_dim, causal, extras=frozenset({"alibi_slopes"}))
+        # As without it: band and mask beside wide tiles of three groups.
+        check(plan_forward(problem, HOPPER, tile), 48 * (tile.shared_probabilities and causal))
+
+
+def test_mma_after_a_bias() -> None:
+    plan = after_wgmma(plan_mma(with_bias(128, True), HOPPER))
+    compilation = compile_source(plan.stub, "sm_90a", plan=plan)
+    assert set(compilation.entries) == {"cupyflash_forward_again_mma"}
 
 
 def test_one_consumer() -> None:

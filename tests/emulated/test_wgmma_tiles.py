@@ -13,6 +13,7 @@ import pytest
 from cupyflash._cuda import forward, plan_wgmma
 from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, WgmmaTile
 from tests.cases import Shape
+from tests.cuda.test_wgmma_scores import bias_of
 from tests.harness import call, check, draw
 from tests.unit.test_float8 import draw_float8
 from tests.unit.test_float8_rounding import assert_within_rounding
@@ -112,6 +113,28 @@ def test_probabilities_in_shared_memory(engine, rng, monkeypatch, case):
     tile, dims, options = SHARED_CASES[case]
     lengths = LENGTHS[int(rng.integers(len(LENGTHS)))]
     check_tile(rng, monkeypatch, tile, Shape(2, *lengths, 4, 2, *dims), **options)
+
+
+# One tile of the bias or two, groups that pass over key tiles or not, query tiles joined or not.
+BIASED = {
+    "one stage": (128, WgmmaTile(128, 128, 2, False, staged=64, bias_stages=1), {}),
+    "no turns": (64, WgmmaTile(192, 80, 2, False, turns=False, bias_stages=1), {"causal": True}),
+    "four groups": (64, WgmmaTile(256, 64, 3, False, 2, bias_stages=2), {"window": (70, 30)}),
+    "joined": (64, WgmmaTile(192, 128, 2, False, staged=64, bias_stages=2), {"causal": True}),
+    "shared": (64, replace(SHARED, staged=64, bias_stages=1), {"window": (90, 0)}),
+    "odd keys": (192, WgmmaTile(128, 80, 2, False, bias_stages=1), {"causal": "top-left"}),
+}
+
+
+@pytest.mark.parametrize("case", BIASED)
+def test_tiles_of_a_bias(engine, rng, monkeypatch, case):
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    head_dim, tile, options = BIASED[case]
+    shape = Shape(2, int(rng.integers(200, 600)), 424, 3, 3, head_dim, head_dim)
+    bias = bias_of(rng, shape, "float16", batch=2)
+    bias[..., 5::9] = bias[..., 7, :] = -np.inf
+    check_tile(rng, monkeypatch, tile, shape, bias=bias, **options)
 
 
 @pytest.mark.parametrize("staged", [0, 64, 128, 192])

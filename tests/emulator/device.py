@@ -182,8 +182,8 @@ def _run(function: Callable[..., None], problem: Any, operands: Any, *rest: Any)
 
 
 def _on_device(operands: Any) -> Any:
-    """`operands` with q, k and v on the emulated device."""
-    names = ("query", "key", "value")
+    """`operands` with q, k, v and the bias on the emulated device."""
+    names = ("query", "key", "value", "bias")
     return replace(operands, **{name: _view(getattr(operands, name)) for name in names})
 
 

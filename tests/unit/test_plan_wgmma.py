@@ -15,7 +15,7 @@ import pytest
 from cupyflash._cuda import config_wgmma, forward, tensor_map
 from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
+from cupyflash._cuda.engines import PLANNERS, backward_engine, lacks, runs_on
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.operand_maps import is_mappable
 from cupyflash._cuda.order_table import order_table
@@ -29,7 +29,13 @@ from cupyflash._cuda.tile_order import (
     tile_order,
     tile_places,
 )
-from cupyflash._cuda.tiles_wgmma import BANDED_TILES, FLOAT8_TILES, FORWARD_TILES, WgmmaTile
+from cupyflash._cuda.tiles_wgmma import (
+    BANDED_TILES,
+    BIAS_TILES,
+    FLOAT8_TILES,
+    FORWARD_TILES,
+    WgmmaTile,
+)
 from cupyflash._problem import Operands, Problem
 from cupyflash.errors import UnsupportedError
 from cupyflash.tiling import Tiling
@@ -507,7 +513,7 @@ def test_a_launch_is_given_maps_that_move_with_the_pointers(
     row = 2 * 2 * 64  # bytes of a key
     shifts = {"query": 0, "key": 160 * row, "value": 160 * row, "out": 0}
     assert handed.settings["moved"] == [
-        Moved(fields[f"{name}_map"][1] + 8, name, shifts[name]) for name in config_wgmma.MAPPED
+        Moved(fields[f"{name}_map"][1] + 8, name, shifts[name]) for name in shifts
     ]
     query, key, value, out = handed.settings["encoded"]
     assert query == ((64, 300, 4, 2), (512, 128, 300 * 512), (64, plan.config.block_m, 1, 1))
@@ -592,6 +598,77 @@ def test_strides_of_single_rows_and_heads_do_not_matter(
     handed = prepare(one, (2 * head_dim + 6, 7, 3, 2))
     mapped = ("query", "key", "value", "out")[: 3 + (head_dim % 8 == 0)]
     assert tuple(moved.field for moved in handed.settings["moved"]) == mapped
+
+
+def with_bias(d: int = 64, dv: int = 64, **options: object) -> Problem:
+    shape = 2, 4, options.get("seqlen_q", 300), options.get("seqlen_k", 500)
+    extras = frozenset({"bias"})
+    settings = {"extras": extras, "bias_dtype": "float16", "bias_shape": shape, **options}
+    return problem_of(d, dv, **settings)
+
+
+@pytest.mark.parametrize("right", [None, 0])
+def test_every_head_dim_fits_beside_a_bias(right: int | None) -> None:
+    for d in range(1, 257):
+        for dv in {d, 1, 256, 257 - d}:
+            plan = plan_forward(with_bias(d, dv, window_right=right), HOPPER)
+            assert plan.launch.shared_memory <= HOPPER.shared_memory_per_block_optin
+            assert plan.config.bias_stages == 2
+
+
+def test_every_line_of_the_tile_table_of_a_bias_is_taken() -> None:
+    for head_dim, tiles in BIAS_TILES.items():
+        taken = set()
+        for rows in (128, 192, 256):
+            config = plan_forward(with_bias(head_dim, head_dim, seqlen_q=rows), HOPPER).config
+            taken.add((config.block_m, config.block_n, config.query_in_registers))
+        assert taken == {(t.block_m, t.block_n, t.query_in_registers) for t in tiles}
+
+
+def test_tiles_of_a_bias_are_for_calls_that_have_one() -> None:
+    tile = BIAS_TILES[128][0]
+    assert tile.bias_stages == 2
+    bare = plan_forward(problem_of(128, 128), HOPPER, tile)
+    assert bare.config.bias_stages == 0
+    panels = 2 * tile.block_m * tile.block_n * 2
+    plan = plan_forward(with_bias(128, 128), HOPPER, tile)
+    assert plan.launch.shared_memory == bare.launch.shared_memory + panels
+    given = plan_forward(with_bias(128, 128), HOPPER, replace(tile, bias_stages=0))
+    assert given.config.bias_stages == 1
+    wide = replace(tile, itemsize=1, block_n=128)
+    assert "a bias" in (wide.complaint(128, 128) or "")
+    with pytest.raises(UnsupportedError, match="a bias of float32"):
+        plan_forward(with_bias(bias_dtype="float32"), HOPPER)
+
+
+def test_warps_that_say_whether_they_met_nan() -> None:
+    plan = plan_forward(with_bias(128, 128), HOPPER)
+    assert plan.suspects == plan.launch.blocks * 8  # two warpgroups compute
+    assert plan_forward(with_bias(seqlen_q=192), HOPPER).suspects == 8 * 12
+
+
+def test_who_serves_a_bias_and_alibi() -> None:
+    for problem in (with_bias(), problem_of(extras=frozenset({"alibi_slopes"}))):
+        assert lacks("wgmma", problem, HOPPER) == []
+        assert backward_engine("wgmma", problem) == "mma"
+    assert lacks("wgmma", problem_of(extras=frozenset({"mask"})), HOPPER) == ["mask"]
+    wide = float8(extras=frozenset({"bias"}), bias_dtype="float16", bias_shape=(1, 4, 300, 500))
+    assert lacks("wgmma", wide, HOPPER) == ["bias"]
+    assert lacks("wgmma", float8(extras=frozenset({"alibi_slopes"})), HOPPER) == ["alibi_slopes"]
+    assert backward_engine("wgmma", problem_of(softcap=1.0, window_right=0)) == "wgmma"
+    assert backward_engine("simt", with_bias()) == "simt"
+
+
+@pytest.mark.parametrize("extras", ["bias", "alibi_slopes"])
+def test_scores_of_any_size_are_formed(extras: str) -> None:
+    """A bias needs its scale at once; ALiBi's slopes can be divided by it."""
+    problem = with_bias() if extras == "bias" else problem_of(extras=frozenset({extras}))
+    config = plan_forward(problem, HOPPER).config
+    assert (config.raw_scores, config.eager) == (extras != "bias", False)
+    for softcap, exact in ((30.0, False), (65.0, True)):
+        config = plan_forward(replace(problem, softcap=softcap), HOPPER).config
+        assert (config.raw_scores, config.exact_softcap) == (False, exact)
+    assert plan_forward(problem_of(softcap=30.0), HOPPER).config.exact_softcap
 
 
 def test_who_serves_float8() -> None:

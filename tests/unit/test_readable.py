@@ -60,6 +60,51 @@ def test_the_reason_names_an_unaligned_address() -> None:
     assert said and "v's address 0x1008" in said
 
 
+BIAS = (2, 4, 300, 504)
+
+
+def reason_of_bias(
+    shape: tuple[int, ...] = BIAS,
+    dtype: str = "float16",
+    strides: Any = None,
+    address: int = 4096,
+    **changes: Any,
+) -> str | None:
+    """`unreadable` of a call that is readable but for its bias."""
+    bias = array_of(shape, strides, address)
+    options = {"seqlen_k": 504, "extras": frozenset({"bias"})} | changes
+    problem = problem_of(bias_dtype=dtype, bias_shape=shape, **options)
+    return unreadable(problem, Operands(array_of(Q), array_of(K), array_of(K), bias=bias))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lead", [(2, 4), (1, 4), (2, 1), (1, 1)], ids=str)
+def test_a_bias_of_whole_vectors_is_read(dtype: str, lead: tuple[int, int]) -> None:
+    assert reason_of_bias((*lead, 300, 504), dtype) is None
+    padded = 4 * 300 * 1008, 300 * 1008, 1008, 2
+    assert reason_of_bias((*lead, 300, 499), dtype, padded, seqlen_k=499) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": "float32"}, "dtype float32: its copy engine reads float16 and bfloat16"),
+        ({"shape": (2, 4, 1, 504)}, "axis of queries, which is broadcast"),
+        ({"shape": (2, 4, 300, 1)}, "axis of keys, which is broadcast"),
+        ({"address": 4104}, "address 0x1008"),
+        ({"strides": (4 * 300 * 1008, 300 * 1008, 2, 600)}, "axis of keys, whose stride is 600"),
+        ({"strides": (4 * 300 * 1008, 300 * 1008, 1006, 2)}, "queries axis, whose stride is 1006"),
+        ({"strides": (4 * 300 * 1008, 300 * 1008, -1008, 2)}, "queries axis, whose stride is -"),
+        ({"strides": (4 * 300 * 1008, 0, 1008, 2)}, "heads axis, whose stride is 0"),
+        ({"strides": (2**40, 300 * 1008, 1008, 2)}, "batch axis, whose stride"),
+    ],
+    ids=str,
+)
+def test_the_reason_says_what_a_bias_has(changes: dict[str, Any], said: str) -> None:
+    found = reason_of_bias(**changes)
+    assert found and said in found and "its copy engine reads" in found
+
+
 def test_axes_of_length_one_are_never_taken() -> None:
     operands = Operands(
         array_of((1, 1, 1, 64), (0, -8, 3, 2)),
@@ -168,6 +213,11 @@ def refused(x, **options):
 
 dense, wide = (cupy.zeros((1, 16, 2, d), "float16") for d in (64, 60))
 assert call(dense) == call(dense, engine="wgmma") == "wgmma"
+bias = cupy.zeros((1, 2, 16, 16), "float16")
+call(dense, bias=bias)
+assert engines[:2] == ["wgmma", "mma"]
+assert call(dense, bias=bias.astype("float32")) == "mma" and "wgmma" not in engines
+assert call(dense, alibi_slopes=cupy.zeros(2, "float32")) == "wgmma"
 assert call(wide) == "mma"
 assert refused(wide, engine="wgmma")
 assert refused(wide, engine="wgmma", tiling=cupyflash.Tiling(64, 64, 3, 8))
