@@ -269,3 +269,43 @@ def test_who_serves_a_bias(rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 cupyflash.flash_attention(q, k, v, bias=to_engine("wgmma", given), engine="wgmma")
     cupyflash.flash_attention(q, k, v, alibi_slopes=to_engine("wgmma", np.ones(2, np.float32)))
     assert served.pop() == "wgmma"
+
+
+def test_a_cuda_graph_holds_both_kernels(rng: Any) -> None:
+    """Captured without NaN, replayed with it, and without it again."""
+    if "wgmma" in ON_HOST:
+        pytest.skip("graphs are of a GPU")
+    import cupy
+
+    shape = Shape(2, 150, 272, 2, 2, 64, 64)
+    drawn = draw(rng, shape, "float16", ())
+    q, k, v = (to_engine("wgmma", drawn[name]) for name in "qkv")
+    bias = to_engine("wgmma", bias_of(rng, shape, "float16"))
+    bias[..., 100:110] = -np.inf
+    clean = v.copy()
+
+    def run() -> Any:
+        return cupyflash.flash_attention(q, k, v, bias=bias, engine="wgmma")
+
+    def dirty() -> None:
+        v[:, 100:110] = np.nan
+
+    right = [to_host(run())]
+    dirty()
+    right.append(to_host(run()))
+    v[...] = clean
+    assert np.isfinite(right[1]).all()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        run()  # the warm-up
+        stream.begin_capture()
+        out = run()
+        graph = stream.end_capture()
+        for number in (0, 1, 0):
+            v[...] = clean
+            if number:
+                dirty()
+            out.fill(0)
+            graph.launch(stream)
+            stream.synchronize()
+            assert to_host(out).tobytes() == right[number].tobytes()
