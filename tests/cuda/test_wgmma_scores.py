@@ -146,13 +146,31 @@ CASES: dict[str, tuple[Shape, str, tuple[str, ...], Draw]] = {
 }  # fmt: skip
 
 
+def suspects_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the warps of first kernels say from now on."""
+    kept: list[Any] = []
+    allocate = forward.allocate
+
+    def spy(sizes: Any) -> Any:
+        arrays = allocate(sizes)
+        kept.extend(arrays.values())
+        return arrays
+
+    monkeypatch.setattr(forward, "allocate", spy)
+    return kept
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_scores(rng: Any, case: str) -> None:
+def test_scores(rng: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """And nothing is done again."""
     shape, dtype, features, options = CASES[case]
     arguments = draw(rng, shape, dtype, features) | options(rng, shape)
     if "dlse" not in features:
         del arguments["dout"]
+    said = suspects_of(monkeypatch)
     check("wgmma", **arguments)
+    assert len(said) == ("bias" in arguments)
+    assert not any(to_host(each).any() for each in said)
 
 
 @pytest.mark.parametrize("window", [{}, {"causal": True}, {"window": (90, 40)}], ids=str)
@@ -190,22 +208,6 @@ def test_keys_that_a_band_hides_may_hold_anything(rng: Any, window: Options) -> 
     )
 
 
-def scratch_of(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> np.ndarray:
-    """What the warps of a call's first kernel have said."""
-    kept: list[Any] = []
-    allocate = forward.allocate
-
-    def spy(sizes: Any) -> Any:
-        kept.append(allocate(sizes))
-        return kept[-1]
-
-    monkeypatch.setattr(forward, "allocate", spy)
-    call("wgmma", **arguments)
-    (arrays,) = kept
-    (suspects,) = arrays.values()
-    return to_host(suspects)
-
-
 @pytest.mark.parametrize("hide", [lambda bias: None, some, first_tiles, large])
 @pytest.mark.parametrize("shape", [(1, 30, 64, 1, 1), (2, 500, 264, 3, 3)], ids=str)
 def test_nothing_is_done_again_without_nan(
@@ -218,7 +220,9 @@ def test_nothing_is_done_again_without_nan(
     arguments = draw(rng, call_shape, "bfloat16", ())
     del arguments["dout"]
     options = hiding("bfloat16", hide)(rng, call_shape)
-    suspects = scratch_of(monkeypatch, **arguments, **options)
+    said = suspects_of(monkeypatch)
+    call("wgmma", **arguments, **options)
+    (suspects,) = map(to_host, said)
     assert suspects.size % 8 == 0 and not suspects.any()
 
 
@@ -228,7 +232,9 @@ def test_one_nan_is_enough(rng: Any, monkeypatch: pytest.MonkeyPatch, row: int) 
     arguments = draw(rng, shape, "bfloat16", ())
     del arguments["dout"]
     arguments["q"][1, row, 2, 5] = np.nan
-    suspects = scratch_of(monkeypatch, **arguments, bias=bias_of(rng, shape, "float16"))
+    said = suspects_of(monkeypatch)
+    call("wgmma", **arguments, bias=bias_of(rng, shape, "float16"))
+    (suspects,) = map(to_host, said)
     assert (suspects == 1).sum() == 1 and (suspects == 0).sum() == suspects.size - 1
 
 
@@ -263,3 +269,43 @@ def test_who_serves_a_bias(rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 cupyflash.flash_attention(q, k, v, bias=to_engine("wgmma", given), engine="wgmma")
     cupyflash.flash_attention(q, k, v, alibi_slopes=to_engine("wgmma", np.ones(2, np.float32)))
     assert served.pop() == "wgmma"
+
+
+def test_a_cuda_graph_holds_both_kernels(rng: Any) -> None:
+    """Captured without NaN, replayed with it, and without it again."""
+    if "wgmma" in ON_HOST:
+        pytest.skip("graphs are of a GPU")
+    import cupy
+
+    shape = Shape(2, 150, 272, 2, 2, 64, 64)
+    drawn = draw(rng, shape, "float16", ())
+    q, k, v = (to_engine("wgmma", drawn[name]) for name in "qkv")
+    bias = to_engine("wgmma", bias_of(rng, shape, "float16"))
+    bias[..., 100:110] = -np.inf
+    clean = v.copy()
+
+    def run() -> Any:
+        return cupyflash.flash_attention(q, k, v, bias=bias, engine="wgmma")
+
+    def dirty() -> None:
+        v[:, 100:110] = np.nan
+
+    right = [to_host(run())]
+    dirty()
+    right.append(to_host(run()))
+    v[...] = clean
+    assert np.isfinite(right[1]).all()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        run()  # the warm-up
+        stream.begin_capture()
+        out = run()
+        graph = stream.end_capture()
+        for number in (0, 1, 0):
+            v[...] = clean
+            if number:
+                dirty()
+            out.fill(0)
+            graph.launch(stream)
+            stream.synchronize()
+            assert to_host(out).tobytes() == right[number].tobytes()

@@ -48,6 +48,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("case", real.CASES if everything else CHOSEN)
-def test_scores(rng: object, launched: list[str], case: str) -> None:
-    real.test_scores(rng, case)
+def test_scores(
+    rng: object, monkeypatch: pytest.MonkeyPatch, launched: list[str], case: str
+) -> None:
+    real.test_scores(rng, monkeypatch, case)
     assert ("cupyflash_forward_again_mma" in launched) == ("alibi" not in case.split()[:1])

@@ -13,7 +13,7 @@ import pytest
 from cupyflash._cuda import forward, plan_wgmma
 from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, WgmmaTile
 from tests.cases import Shape
-from tests.cuda.test_wgmma_scores import bias_of
+from tests.cuda.test_wgmma_scores import bias_of, suspects_of
 from tests.harness import call, check, draw
 from tests.unit.test_float8 import draw_float8
 from tests.unit.test_float8_rounding import assert_within_rounding
@@ -134,7 +134,9 @@ def test_tiles_of_a_bias(engine, rng, monkeypatch, case):
     shape = Shape(2, int(rng.integers(200, 600)), 424, 3, 3, head_dim, head_dim)
     bias = bias_of(rng, shape, "float16", batch=2)
     bias[..., 5::9] = bias[..., 7, :] = -np.inf
+    said = suspects_of(monkeypatch)
     check_tile(rng, monkeypatch, tile, shape, bias=bias, **options)
+    assert len(said) == 1 and not said[0].any()
 
 
 @pytest.mark.parametrize("staged", [0, 64, 128, 192])

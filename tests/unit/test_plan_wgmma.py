@@ -14,6 +14,7 @@ import pytest
 
 from cupyflash._cuda import config_wgmma, forward, tensor_map
 from cupyflash._cuda.arguments import OptionalLayout
+from cupyflash._cuda.candidates import candidates
 from cupyflash._cuda.device import Device
 from cupyflash._cuda.engines import PLANNERS, backward_engine, lacks, runs_on
 from cupyflash._cuda.launch import Moved
@@ -639,6 +640,13 @@ def test_tiles_of_a_bias_are_for_calls_that_have_one() -> None:
     assert "a bias" in (wide.complaint(128, 128) or "")
     with pytest.raises(UnsupportedError, match="a bias of float32"):
         plan_forward(with_bias(bias_dtype="float32"), HOPPER)
+
+
+def test_tuning_tries_tiles_of_a_bias() -> None:
+    tiles = candidates("wgmma", "forward", with_bias(128, 128), HOPPER)
+    assert {tile.bias_stages for tile in tiles if isinstance(tile, WgmmaTile)} == {1, 2}
+    bare = candidates("wgmma", "forward", problem_of(128, 128), HOPPER)
+    assert {tile.bias_stages for tile in bare if isinstance(tile, WgmmaTile)} == {0}
 
 
 def test_warps_that_say_whether_they_met_nan() -> None:
