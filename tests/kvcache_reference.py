@@ -105,6 +105,7 @@ def attention(arguments: dict[str, Any], key: Array, value: Array, dtype: Any) -
             sinks=arguments.get("sinks"),
             dtype=dtype,
             inputs=q.dtype,
+            turned=arguments.get("rotary_cos") is not None,
         )
         entries.append(dense)
     fields = (np.concatenate([getattr(x, name) for x in entries]) for name in reference.FORWARD)

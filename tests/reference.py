@@ -90,8 +90,12 @@ def attention(
     dlse: Array = None,
     dtype: Any = np.float64,
     inputs: Any = None,
+    turned: bool = False,
 ) -> Dense:
-    """Outputs and, with `dout`, gradients of one call; `noise` is that of dtype `inputs` or q's."""
+    """Outputs and, with `dout`, gradients of one call; `noise` is that of dtype `inputs` or q's.
+
+    Engines round queries that are `turned` by rotary angles to that dtype; here they are not.
+    """
     xp = sys.modules[type(q).__module__.partition(".")[0]]
     arithmetic = Arithmetic(xp, dtype)
     load, rounded = arithmetic.load, arithmetic.rounded

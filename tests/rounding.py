@@ -54,7 +54,10 @@ def deviations(dtype: str, steps: dict[str, Any]) -> dict[str, float]:
 
 def _forward(s: SimpleNamespace) -> dict[str, Array]:
     xp, seen = s.xp, s.prob > 0
-    s.product_off = s.rounding * abs(s.scale) * _lengths(xp, s.query, s.key)
+    s.product_off = s.rounding * _lengths(xp, s.query, s.key)
+    if s.turned:
+        s.product_off += s.storing * _rss(xp, s.query, s.key.swapaxes(2, 3))
+    s.product_off *= abs(s.scale)
     passed = sum(map(abs, s.passed))
     if s.softcap:  # less 2 softcap / (1 + exp): cancels, but for large ones, to an ulp of softcap
         passed = passed + min(s.softcap, LARGEST_CANCELLED)

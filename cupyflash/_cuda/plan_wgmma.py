@@ -154,7 +154,6 @@ def plan_forward(
             " Give tiling=None or smaller blocks."
         )
     raw_scores, alibi = leaves_scale(problem), "alibi_slopes" in problem.extras
-    fast_softcap = (alibi or has_bias) and (problem.softcap or 0.0) <= LARGEST_FAST_SOFTCAP
     config = WgmmaForwardConfig(
         dtype=problem.dtype,
         out_dtype=problem.output_dtype,
@@ -176,7 +175,7 @@ def plan_forward(
         raw_scores=raw_scores,
         window=problem.is_banded,
         softcap=problem.softcap is not None,
-        exact_softcap=problem.softcap is not None and not fast_softcap,
+        exact_softcap=(problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
         sinks="sinks" in problem.extras,
         alibi=alibi,
         bias=has_bias,

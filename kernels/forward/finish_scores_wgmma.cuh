@@ -34,16 +34,7 @@ struct ScoreFinisher {
   }
 
   __device__ void finish(State& state, Scores& scores, const Walk& walk, bool masked) const {
-    if constexpr (config.bias || config.alibi) {
-      change(state, scores, walk);
-    } else if constexpr (!config.raw_scores) {
-      const Score<config> score(params.common, walk.tile.sequence, walk.tile.head);
-#pragma unroll
-      for (int j = 0; j < Shape::n_tiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scores.at[0][j][e] = score.value(scores.at[0][j][e], 0, 0);
-      }
-    }
+    if constexpr (config.alibi || !config.raw_scores) change(state, scores, walk);
     const int first_query = walk.tile.first_row + warp_row;
     if (masked) {
       const Band band = walk.own_band();
