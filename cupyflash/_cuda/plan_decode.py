@@ -214,7 +214,7 @@ def splits_of(
     tile = tile_of(problem, device)
     tasks = problem.pairs * -(-problem.rows // tile.rows)
     steps = -(-problem.visible(longest) // tile.keys)
-    return Splits(choose_splits(tasks, steps, device.multiprocessors * tile.blocks))
+    return Splits(choose_splits(tasks, steps, device.multiprocessors, tile.blocks))
 
 
 def tile_of(problem: CacheProblem, device: Device) -> DecodeTile:

@@ -20,8 +20,10 @@ _MOST_SPLITS = 128
 _RESERVED = 1024  # bytes of shared memory that the driver takes from every block
 _MOST_STAGES = 6
 _ENOUGH_STAGES = 3  # one that is read and two under way
-_START = 2  # steps' time that a block takes until its first keys are there
-_COMBINE = 2  # and a launch more, with all partial sums read again
+# In the time of a step, of which a multiprocessor takes one at a time however many blocks share it:
+_START = 2.0  # until the first keys of a wave of blocks are there
+_COMBINE = 4.0  # a launch more, with all partial sums read again
+_PART = 0.2  # each part's sums, and their way
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,18 @@ def choose_tile(
 
 
 @lru_cache(maxsize=4096)
-def choose_splits(tasks: int, steps: int, slots: int) -> int:
+def choose_splits(tasks: int, steps: int, multiprocessors: int, blocks: int) -> int:
     """Return into how many parts to cut the keys of each of `tasks` blocks' work.
 
-    `steps` are those of the longest entry, `slots` the blocks that run at a time. Blocks run in
-    waves, and a wave takes the steps of a part and what starting takes; the fewest parts of those
-    that are done first.
+    `steps` are those of the longest entry, `blocks` those that a multiprocessor runs at a time.
+    Memory is the limit, and one block on each multiprocessor asks for all that it can give; the
+    fewest parts of those that are done first.
     """
 
     def duration(splits: int) -> float:
-        waves = -(-tasks * splits // slots)
-        return waves * (-(-steps // splits) + _START) + (_COMBINE if splits > 1 else 0)
+        shares = -(-tasks * splits // multiprocessors)
+        waves = -(-shares // blocks)
+        combining = _COMBINE + _PART * splits if splits > 1 else 0
+        return shares * -(-steps // splits) + waves * _START + combining
 
     return min(range(1, max(1, min(_MOST_SPLITS, steps)) + 1), key=duration)

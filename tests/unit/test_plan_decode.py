@@ -81,10 +81,10 @@ def test_too_little_memory_is_refused() -> None:
 
 
 def test_splits_fill_the_device_once() -> None:
-    """264 blocks at a time on an H100; the shapes of the benchmark."""
+    """One block for each of an H100's 132 multiprocessors is enough; the benchmark's shapes."""
     expected = {
-        (1, 131072, 32, 8): 33,  # 8 tasks
-        (16, 8192, 32, 8): 2,  # 128
+        (1, 131072, 32, 8): 16,  # 8 tasks
+        (16, 8192, 32, 8): 1,  # 128
         (64, 8192, 32, 8): 1,  # 512: two waves, nearly full
         (128, 2048, 64, 8): 1,
         (16, 8192, 32, 32): 1,
@@ -102,11 +102,12 @@ def test_splits_follow_the_longest_entry_that_the_host_knows() -> None:
     assert splits_of(windowed, H100, 8192).count == 1
 
 
-def test_the_choice_costs_no_more_than_the_others() -> None:
-    for tasks, steps, slots in ((1, 5000, 264), (300, 40, 264), (8, 7, 264), (100, 1, 10)):
-        chosen = choose_splits(tasks, steps, slots)
-        assert 1 <= chosen <= min(128, steps)
-        assert chosen == 1 or tasks * chosen <= slots or tasks > slots
+def test_parts_fill_the_multiprocessors() -> None:
+    for tasks, steps, fewest, most in ((1, 5000, 100, 128), (8, 7, 7, 7), (100, 1, 1, 1)):
+        assert fewest <= choose_splits(tasks, steps, 132, 2) <= most
+    # Nine of ten multiprocessors would wait for the last tasks.
+    assert choose_splits(140, 128, 132, 2) > 1
+    assert choose_splits(264, 128, 132, 2) == 1
 
 
 def test_given_and_fixed_splits() -> None:
