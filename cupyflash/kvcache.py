@@ -139,10 +139,10 @@ def flash_attention_with_kvcache(
 
     Kernels of its own serve float16 and bfloat16 on compute capability 8.0 and above, with engine
     None or "mma", up to 256 queries times heads of a group, or 2**39 operations on a full cache
-    (2 (d + dv) for each query, head and place): one launch appends, one attends to the cache as it
-    is, one combines the splits. Such calls can be captured in a CUDA graph after
-    one like them, with lengths and page table on the device. They serve FP8 caches under 16-bit
-    queries too, where the output has q's dtype; "simt" serves these otherwise.
+    (2 (d + dv) for each query, head and place) unless `batch_invariant`: one launch appends, one
+    attends to the cache as it is, one combines the splits. Such calls can be captured in a CUDA
+    graph after one like them, with lengths and page table on the device. They serve FP8 caches
+    under 16-bit queries too, where the output has q's dtype; "simt" serves these otherwise.
 
     All others run the varlen forward: a cache whose entries lie one behind another is read where it
     is, only as far as it is filled, but with `page_table` or `cache_batch_idx` keys and values are

@@ -24,7 +24,7 @@ from cupyflash._cuda.kernel import (
     stub,
 )
 from cupyflash._cuda.params import ITEMSIZE, size_assertion
-from cupyflash._cuda.plan_mma_common import LARGEST_FAST_SOFTCAP
+from cupyflash._cuda.plan_mma_common import takes_exact_softcap
 from cupyflash._cuda.tiles_decode import (
     FIXED_SPLIT_KEYS,
     DecodeTile,
@@ -259,7 +259,7 @@ def plan_decode(
         softcap=attention.softcap is not None,
         alibi="alibi_slopes" in attention.extras,
         sinks="sinks" in attention.extras,
-        exact_softcap=(attention.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
+        exact_softcap=takes_exact_softcap(attention),
         split=splits.count > 1 or splits.keys > 0,  # alike, however many a fixed size makes
     )
     rows = problem.pairs * problem.rows

@@ -14,7 +14,6 @@ from cupyflash._problem import Problem
 from cupyflash.errors import UnsupportedError
 
 __all__ = [
-    "LARGEST_FAST_SOFTCAP",
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
     "bias_itemsize",
@@ -22,12 +21,14 @@ __all__ = [
     "choose_tile",
     "common_fields",
     "leaves_scale",
+    "takes_exact_softcap",
     "wider",
 ]
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16"})
 LEAST_CAPABILITY = (8, 0)
-LARGEST_FAST_SOFTCAP = 64.0  # the fast formula is off by a rounding error of the cap
+_LARGEST_FAST_SOFTCAP = 64.0  # the fast formula is off by a rounding error of the cap
+_LARGEST_FAST_RATE = 1e37  # its factor softmax_scale / softcap, times 2 log2(e), is a float32
 
 _ITEMSIZE = 2
 _MAX_BIAS_BYTES = 4  # of an element in shared memory
@@ -95,9 +96,17 @@ def common_fields(
         "store_width": access_width(store_bytes, _ITEMSIZE, *stored),
         "raw_scores": leaves_scale(problem),
         "bias_width": bias_width,
-        "exact_softcap": (problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
+        "exact_softcap": takes_exact_softcap(problem),
         **score_features(problem),
     }
+
+
+def takes_exact_softcap(problem: Problem) -> bool:
+    """Whether softcap takes the library's tanh, as two exponentials do not give it."""
+    if problem.softcap is None:
+        return False
+    fastest = problem.softcap * _LARGEST_FAST_RATE
+    return problem.softcap > _LARGEST_FAST_SOFTCAP or abs(problem.softmax_scale) > fastest
 
 
 def leaves_scale(problem: Problem) -> bool:

@@ -27,7 +27,7 @@ from cupyflash._cuda.kernel import (
     stub,
 )
 from cupyflash._cuda.params import ITEMSIZE, size_assertion
-from cupyflash._cuda.plan_mma_common import LARGEST_FAST_SOFTCAP, leaves_scale
+from cupyflash._cuda.plan_mma_common import leaves_scale, takes_exact_softcap
 from cupyflash._cuda.plan_wgmma_backward import plan_backward
 from cupyflash._cuda.tiles_wgmma import (
     BANDED_TILES,
@@ -66,6 +66,7 @@ LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
 SUSPECTS = "visibility"  # the pointer to what warps say, with a bias: attention/suspects.cuh
 
 _BIAS_DTYPES = ("float16", "bfloat16")
+_BIAS_BYTES = 2  # of an element
 _MOST_ROWS = 1.04  # times the fewest: beyond, a tile with less waste is faster
 
 
@@ -175,7 +176,7 @@ def plan_forward(
         raw_scores=raw_scores,
         window=problem.is_banded,
         softcap=problem.softcap is not None,
-        exact_softcap=(problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
+        exact_softcap=takes_exact_softcap(problem),
         sinks="sinks" in problem.extras,
         alibi=alibi,
         bias=has_bias,
@@ -199,6 +200,12 @@ def unreadable(problem: Problem, operands: Operands) -> str | None:
 
     None: it reads them.
     """
+    if problem.bias_dtype not in (None, *_BIAS_DTYPES) and not problem.is_float8:
+        readable = " and ".join(_BIAS_DTYPES)
+        return (
+            f"support for a bias's dtype {problem.bias_dtype}: its copy engine reads {readable}"
+            " (engine=None takes another one)"
+        )
     if problem.is_empty:
         return None  # nothing is read
     for name, array in (("q", operands.query), ("k", operands.key), ("v", operands.value)):
@@ -231,8 +238,6 @@ def _unreadable_axis(names: tuple[str, ...], array: Array) -> str | None:
 
 
 def _unreadable_bias(bias: Array, problem: Problem) -> str | None:
-    if problem.bias_dtype not in _BIAS_DTYPES:
-        return f"dtype {problem.bias_dtype}: its copy engine reads {' and '.join(_BIAS_DTYPES)}"
     whole = problem.seqlen_q, problem.seqlen_k
     for axis, length, needed in zip(("queries", "keys"), bias.shape[2:], whole, strict=True):
         if length != needed:
@@ -241,7 +246,7 @@ def _unreadable_bias(bias: Array, problem: Problem) -> str | None:
     if address % VECTOR_BYTES:
         return f"address {address:#x}: its copy engine reads multiples of {VECTOR_BYTES}"
     stride = bias.strides[3]
-    if bias.shape[3] > 1 and stride != ITEMSIZE[problem.bias_dtype]:
+    if bias.shape[3] > 1 and stride != _BIAS_BYTES:
         return f"axis of keys, whose stride is {stride} bytes: its copy engine reads neighbours"
     return _unreadable_axis(("batch", "heads", "queries"), bias)
 

@@ -24,7 +24,7 @@ from cupyflash._cuda.kernel import (
 )
 from cupyflash._cuda.params import size_assertion
 from cupyflash._cuda.plan_mma_backward import ROW_LANES, ROW_THREADS, SINKS_THREADS
-from cupyflash._cuda.plan_mma_common import LARGEST_FAST_SOFTCAP
+from cupyflash._cuda.plan_mma_common import takes_exact_softcap
 from cupyflash._cuda.tiles_wgmma_backward import (
     BACKWARD_TILES,
     BANDED_BACKWARD_TILES,
@@ -143,7 +143,7 @@ def plan_backward(
         raw_scores=problem.softcap is None and scale_can_wait(problem),
         window=problem.is_banded,
         softcap=problem.softcap is not None,
-        exact_softcap=(problem.softcap or 0.0) > LARGEST_FAST_SOFTCAP,
+        exact_softcap=takes_exact_softcap(problem),
         deterministic=take_turns,
     )
     query_rows = problem.batch * problem.seqlen_q * problem.num_heads

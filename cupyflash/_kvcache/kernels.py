@@ -21,6 +21,7 @@ Array = Any
 # array operations around them cost the host some milliseconds: where there is more to compute, too.
 _FEW_ROWS = 256
 _FEW_OPERATIONS = 2**39
+_MOST_ROWS = 2**31 - 1  # which the kernels count in an int
 _DTYPES = ("float16", "bfloat16")
 _FLOAT32 = np.dtype(np.float32)
 _MOST_TOKENS = 2**30 - 1  # of an entry, so that a position plus a window bound stays an int
@@ -32,13 +33,15 @@ def serve(call: CacheCall) -> bool:
     problem = call.attention.problem
     batch, seqlen_q, num_heads, head_dim = query.shape
     rows = seqlen_q * num_heads // max(1, key.shape[2])
-    operations = 2 * batch * seqlen_q * num_heads * call.storage.capacity
-    operations *= head_dim + value.shape[3]
+    all_rows = batch * seqlen_q * num_heads
+    operations = 2 * all_rows * call.storage.capacity * (head_dim + value.shape[3])
+    # Whatever else is in a batch must not matter to an entry where it promises that.
+    is_little = operations <= _FEW_OPERATIONS and not call.batch_invariant
     return (
         FLOAT_DTYPES.get(query.dtype) in _DTYPES
         and problem.output_dtype == FLOAT_DTYPES[query.dtype]
-        and rows > 0
-        and (rows <= _FEW_ROWS or operations <= _FEW_OPERATIONS)
+        and 0 < all_rows <= _MOST_ROWS
+        and (rows <= _FEW_ROWS or is_little)
         and min(batch, head_dim, value.shape[3], len(key)) > 0
         and 0 < call.storage.capacity <= _MOST_TOKENS
         and all(map(has_contiguous_last_axis, (key, value)))

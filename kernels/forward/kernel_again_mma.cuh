@@ -1,5 +1,5 @@
 // Forward on tensor cores, of a call whose bias Hopper's forward has served already: again if that
-// has met NaN, which only K and V that the bias hides may have brought.
+// has met NaN, which K and V that the bias or the band hides may have brought.
 #pragma once
 
 #include "attention/suspects.cuh"

@@ -676,7 +676,10 @@ def test_scores_of_any_size_are_formed(extras: str) -> None:
     for softcap, exact in ((30.0, False), (65.0, True)):
         config = plan_forward(replace(problem, softcap=softcap), HOPPER).config
         assert (config.raw_scores, config.exact_softcap) == (False, exact)
-    assert plan_forward(problem_of(softcap=30.0), HOPPER).config.exact_softcap
+    assert not plan_forward(problem_of(softcap=30.0), HOPPER).config.exact_softcap
+    # Scales whose factor in the fast formula would be no float32.
+    huge = replace(problem_of(softcap=1e-37), softmax_scale=20.0)
+    assert plan_forward(huge, HOPPER).config.exact_softcap
 
 
 def test_who_serves_float8() -> None:

@@ -105,6 +105,15 @@ def test_the_reason_says_what_a_bias_has(changes: dict[str, Any], said: str) -> 
     assert found and said in found and "its copy engine reads" in found
 
 
+@pytest.mark.parametrize("empty", [{"seqlen_q": 0}, {"seqlen_k": 0}])
+def test_an_empty_call_has_a_bias_that_is_read_or_not(empty: dict[str, int]) -> None:
+    """Or the planner would refuse it, though it has nothing to read."""
+    shape = (2, 4, empty.get("seqlen_q", 300), empty.get("seqlen_k", 504))
+    assert reason_of_bias(shape, **empty) is None
+    found = reason_of_bias(shape, "float32", **empty)
+    assert found and "dtype float32" in found
+
+
 def test_axes_of_length_one_are_never_taken() -> None:
     operands = Operands(
         array_of((1, 1, 1, 64), (0, -8, 3, 2)),
