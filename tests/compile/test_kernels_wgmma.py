@@ -52,7 +52,8 @@ def test_tile_table(case: tuple[int, bool]) -> None:
         ((128, 128), False, {}, 0),
         ((128, 128), True, {}, 48),
         ((128, 128), False, {"softcap": 3.0}, 16),
-        ((128, 128), True, {"softcap": 3.0, "extras": frozenset({"sinks"})}, 176),  # NVRTC 13.5: 164
+        # NVRTC 13.0 less than 128, 13.5 164.
+        ((128, 128), True, {"softcap": 3.0, "extras": frozenset({"sinks"})}, 176),
         ((128, 64), True, {}, 0),
         ((96, 128), True, {}, 0),
     ],
