@@ -36,9 +36,7 @@ def main(*runs: Path) -> None:
         return
     content["command"] = without_folders(content["command"])
     name = file_name(content)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1) + "\n"
-    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+    keep(name, content)
     results = from_json(content)
     for direction in directions_of(content):
         title = f"{content['device']}, {content['dtype']}, {content['date'][:10]}"
@@ -63,9 +61,20 @@ def together(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def file_name(content: dict[str, Any]) -> str:
     """Return the name of the card, and variant, as that of a file: one run of each is kept."""
-    variant = variant_of(content)
-    card = re.sub(r"\W+", "-", content["device"].lower())
+    variant, card = variant_of(content), card_of(content["device"])
     return card if variant is None else f"{card}-{variant}"
+
+
+def card_of(device: str) -> str:
+    """Return the name of a card as part of that of a file."""
+    return re.sub(r"\W+", "-", device.lower())
+
+
+def keep(name: str, content: dict[str, Any]) -> None:
+    """Write a run to the folder."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1) + "\n"
+    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def variant_of(content: dict[str, Any]) -> str | None:
@@ -87,10 +96,8 @@ def publish_decode(content: dict[str, Any]) -> None:
 
     machine = content["machine"]
     machine["command"] = without_folders(machine["command"])
-    name = re.sub(r"\W+", "-", machine["device"].lower()) + "-decode"
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1) + "\n"
-    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+    name = f"{card_of(machine['device'])}-decode"
+    keep(name, content)
     finished = [each for each in content["results"] if each["milliseconds"]]
     shapes = list(dict.fromkeys(each["shape"] for each in finished))
     contenders = list(dict.fromkeys(each["contender"] for each in finished))

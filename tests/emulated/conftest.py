@@ -12,7 +12,7 @@ import pytest
 
 from tests.cuda.conftest import pytest_pyfunc_call  # noqa: F401  skips dtypes not served
 from tests.emulator.build import reason_to_skip
-from tests.emulator.device import ENGINES, emulated
+from tests.emulator.device import ENGINES, Launcher, emulated
 
 # The seconds that CI has for these go to what kernels do by themselves: each of these names a test,
 # with some of its parameters. CUPYFLASH_EMULATE=all runs every shared test.
@@ -79,3 +79,17 @@ def engine(request: Any) -> str:
 def _on_the_host() -> Iterator[None]:
     with emulated():
         yield
+
+
+@pytest.fixture
+def kernel_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that run, as they do."""
+    names: list[str] = []
+    run = Launcher.__call__
+
+    def spy(self: Launcher, blocks: int, *values: float) -> None:
+        names.append(self._name)
+        run(self, blocks, *values)
+
+    monkeypatch.setattr(Launcher, "__call__", spy)
+    return names

@@ -13,7 +13,6 @@ import cupyflash
 from cupyflash._cuda import backward
 from cupyflash._cuda.tiles_wgmma_backward import WgmmaBackwardTile, bucket_backward
 from tests.cases import Shape
-from tests.emulator.device import Launcher
 from tests.harness import call, check, draw, same_bits
 from tests.memory import Guarded, to_engine, to_host
 
@@ -37,18 +36,10 @@ CASES: dict[str, tuple[Shape, str, tuple[str, ...], dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def launched(kernel_names: list[str]) -> Iterator[list[str]]:
     """Names of the kernels that run; the backward's is wgmma's own."""
-    names: list[str] = []
-    run = Launcher.__call__
-
-    def spy(self: Launcher, blocks: int, *values: float) -> None:
-        names.append(self._name)
-        run(self, blocks, *values)
-
-    monkeypatch.setattr(Launcher, "__call__", spy)
-    yield names
-    assert "cupyflash_backward_wgmma" in names
+    yield kernel_names
+    assert "cupyflash_backward_wgmma" in kernel_names
 
 
 @pytest.mark.parametrize("case", CASES)

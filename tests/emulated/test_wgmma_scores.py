@@ -12,7 +12,6 @@ from tests.cuda.test_wgmma_scores import (  # noqa: F401
     test_nothing_is_done_again_without_nan,
     test_one_nan_is_enough,
 )
-from tests.emulator.device import Launcher
 
 # CI has seconds for these; CUPYFLASH_EMULATE=all runs all of them.
 CHOSEN = (
@@ -33,18 +32,10 @@ everything = os.environ.get("CUPYFLASH_EMULATE") == "all"
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def launched(kernel_names: list[str]) -> Iterator[list[str]]:
     """Names of the kernels that run; the first is wgmma's own."""
-    names: list[str] = []
-    run = Launcher.__call__
-
-    def spy(self: Launcher, blocks: int, *values: float) -> None:
-        names.append(self._name)
-        run(self, blocks, *values)
-
-    monkeypatch.setattr(Launcher, "__call__", spy)
-    yield names
-    assert names[0] == "cupyflash_forward_wgmma"
+    yield kernel_names
+    assert kernel_names[0] == "cupyflash_forward_wgmma"
 
 
 @pytest.mark.parametrize("case", real.CASES if everything else CHOSEN)

@@ -64,17 +64,23 @@ def test_readme_shows_the_published_run(publish: Any) -> None:
             assert plot.stat().st_size < 200_000
 
 
-def test_a_run_is_published(publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def elsewhere(publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the project's place, which is written to."""
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
-    (tmp_path / "run.json").write_text(json.dumps(made_up()))
-    (tmp_path / "README.md").write_text(f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n")
-    publish.main(tmp_path / "run.json")
+    return tmp_path
+
+
+def test_a_run_is_published(publish: Any, elsewhere: Path) -> None:
+    (elsewhere / "run.json").write_text(json.dumps(made_up()))
+    (elsewhere / "README.md").write_text(f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n")
+    publish.main(elsewhere / "run.json")
     names = ["nvidia-h200-backward.png", "nvidia-h200-forward.png", "nvidia-h200.json"]
-    assert sorted(file.name for file in (tmp_path / "docs").iterdir()) == names
-    assert "/some" not in (tmp_path / "docs" / "nvidia-h200.json").read_text()
-    text = (tmp_path / "README.md").read_text()
+    assert sorted(file.name for file in (elsewhere / "docs").iterdir()) == names
+    assert "/some" not in (elsewhere / "docs" / "nvidia-h200.json").read_text()
+    text = (elsewhere / "README.md").read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "FlashAttention-2's speed: forward 2.00 to 2.00 (mean 2.00), backward 2.00" in text
     assert "the best peer's speed: forward 0.80 to 0.80 (mean 0.80), backward 0.80" in text
@@ -89,13 +95,8 @@ def test_a_run_is_published(publish: Any, tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
-def test_a_run_of_each_direction_without_flash_attention_2(
-    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(publish, "ROOT", tmp_path)
-    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
-    (tmp_path / "README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
+def test_a_run_of_each_direction_without_flash_attention_2(publish: Any, elsewhere: Path) -> None:
+    (elsewhere / "README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
     files = []
     for direction in ("forward", "backward"):
         run = made_up()
@@ -105,47 +106,33 @@ def test_a_run_of_each_direction_without_flash_attention_2(
             for row in run["rows"]
             if row["direction"] == direction and row["contender"] != "torch-flash"
         ]
-        files.append(tmp_path / f"{direction}.json")
+        files.append(elsewhere / f"{direction}.json")
         files[-1].write_text(json.dumps(run))
     publish.main(*files)
-    text = (tmp_path / "README.md").read_text()
+    text = (elsewhere / "README.md").read_text()
     assert "`python -m cupyflash bench --rounds 3`" in text
     assert "| TFLOP/s: ours / best peer |" in text and "FlashAttention-2" not in text
     for direction in ("forward", "backward"):
         assert f"| {direction}, d 64, full | 400 / 500 FlashAttention-3 |" in text
 
 
-def test_a_run_of_one_engine_stays_out_of_the_readme(
-    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(publish, "ROOT", tmp_path)
-    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+def test_a_run_of_one_engine_stays_out_of_the_readme(publish: Any, elsewhere: Path) -> None:
     run = made_up() | {"command": "python -m cupyflash bench --engine mma --json run.json"}
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    publish.main(tmp_path / "run.json")
-    assert (tmp_path / "docs" / "nvidia-h200-mma.json").exists()
+    (elsewhere / "run.json").write_text(json.dumps(run))
+    publish.main(elsewhere / "run.json")
+    assert (elsewhere / "docs" / "nvidia-h200-mma.json").exists()
 
 
-def test_a_run_of_float8_has_one_plot(
-    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(publish, "ROOT", tmp_path)
-    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+def test_a_run_of_float8_has_one_plot(publish: Any, elsewhere: Path) -> None:
     run = made_up() | {"dtype": "float8_e4m3fn"}
     run["rows"] = [row for row in run["rows"] if row["direction"] == "forward"]
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    publish.main(tmp_path / "run.json")
+    (elsewhere / "run.json").write_text(json.dumps(run))
+    publish.main(elsewhere / "run.json")
     names = ["nvidia-h200-float8-forward.png", "nvidia-h200-float8.json"]
-    assert sorted(file.name for file in (tmp_path / "docs").iterdir()) == names
+    assert sorted(file.name for file in (elsewhere / "docs").iterdir()) == names
 
 
-def test_a_run_of_decode_is_published(
-    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(publish, "FOLDER", tmp_path / "docs")
+def test_a_run_of_decode_is_published(publish: Any, elsewhere: Path) -> None:
     rows = [
         {"shape": shape, "contender": name, "milliseconds": 1.0, "gigabytes_per_second": 4000.0}
         for shape in ("1 x 2", "3 x 4")
@@ -154,8 +141,8 @@ def test_a_run_of_decode_is_published(
     rows.append({"shape": "3 x 4", "contender": "page 16", "milliseconds": None})
     machine = {"device": "NVIDIA H200", "date": "2026-12-01", "command": "bench --json /a/b.json"}
     content = {"machine": machine, "copy_gigabytes_per_second": 4200.0, "results": rows}
-    (tmp_path / "run.json").write_text(json.dumps(content))
-    publish.main(tmp_path / "run.json")
+    (elsewhere / "run.json").write_text(json.dumps(content))
+    publish.main(elsewhere / "run.json")
     names = ["nvidia-h200-decode.json", "nvidia-h200-decode.png"]
-    assert sorted(file.name for file in (tmp_path / "docs").iterdir()) == names
-    assert "/a" not in (tmp_path / "docs" / names[0]).read_text()
+    assert sorted(file.name for file in (elsewhere / "docs").iterdir()) == names
+    assert "/a" not in (elsewhere / "docs" / names[0]).read_text()
