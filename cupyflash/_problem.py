@@ -98,8 +98,12 @@ class Problem:
 
     @property
     def bias_is_summed_in_tiles(self) -> bool:
-        """Whether mma sums up the bias's gradient in memory of its own."""
-        whole = self.bias_shape[2:] == (self.seqlen_q, self.seqlen_k)
+        """Whether mma sums up the bias's gradient in memory of its own.
+
+        An axis of length 1 is no whole one: kernels take it for a broadcast one, that never ends.
+        """
+        rows_cols = self.bias_shape[2:]
+        whole = rows_cols == (self.seqlen_q, self.seqlen_k) and 1 not in rows_cols
         return whole and self.bias_is_broadcast and not self.varlen
 
     def grad_bias_dtype(self, engine: str) -> str:

@@ -340,6 +340,17 @@ def test_bias_has_a_gradient_of_its_own_shape(engine, rng, shape, bias_dtype, dt
     check(engine, bias=bias, yardstick=coarse, **arguments)
 
 
+@pytest.mark.parametrize("bias_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("lead", [(1, 1), (1, 4), (2, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("seqlens", [(1, 53), (37, 1), (1, 1)], ids=str)
+def test_an_axis_of_length_1_is_also_whole(engine, rng, seqlens, lead, bias_dtype):
+    """One query, or one key: the bias's axis has every element that there is, and one."""
+    bias = rng.normal(size=(*lead, *seqlens)).astype(bias_dtype)
+    # Without sinks the only key's probability is 1 whatever the bias, whose gradient is 0 then.
+    arguments = draw(rng, Shape(2, *seqlens), usual_dtype(engine), ["sinks"])
+    check(engine, bias=bias, **arguments)
+
+
 def test_score_mod_parameters_have_gradients(engine, rng):
     require(engine, "score_mod", "gqa", "causal")
     table = rng.normal(size=(4, 37 + 53)).astype(np.float32)

@@ -116,6 +116,17 @@ def test_mma_sums_a_whole_shared_bias_in_tiles(shape: tuple[int, ...], tiles: in
     assert plan.zeroed_bias == (1 in shape[2:])
 
 
+@pytest.mark.parametrize("seqlens", [(1, 999), (999, 1), (1, 1)])
+def test_mma_sums_a_bias_of_one_row_or_column_as_a_broadcast_one(seqlens: tuple[int, int]) -> None:
+    problem = Problem(
+        "float16", 2, *seqlens, 4, 2, 128, 128, 0.1, extras=frozenset({"bias"}),
+        bias_dtype="float16", bias_shape=(1, 4, *seqlens),
+    )  # fmt: skip
+    plan = plan_mma_backward(problem, HOPPER)
+    assert plan.convert_bias is None and plan.bias_sums == 0 and plan.zeroed_bias
+    assert problem.grad_bias_dtype("mma") == "float32"
+
+
 @pytest.mark.parametrize("change", [{"dropout_p": 0.5}, {"mask": booleans(300, 500)}])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_changed_scores_have_registers_left(dtype: str, change: dict[str, Any]) -> None:
