@@ -30,11 +30,16 @@ def test_feature_alone(engine, rng, feature, dtype):
     check(engine, **draw(rng, Shape(), dtype, features))
 
 
+def _length(rng):
+    """Often 1, for which there are ways of its own, and which shapes seldom have by chance."""
+    return 1 if rng.random() < 0.2 else int(rng.integers(2, 80))
+
+
 @pytest.mark.parametrize("pair", cases.PAIRS, ids="-".join)
 def test_two_features(engine, rng, pair):
     shape = Shape(
-        seqlen_q=int(rng.integers(1, 80)),
-        seqlen_k=int(rng.integers(1, 80)),
+        seqlen_q=_length(rng),
+        seqlen_k=_length(rng),
         head_dim=int(rng.choice([8, 24])),
         head_dim_v=int(rng.choice([8, 24])),
     )
