@@ -16,7 +16,6 @@ import numpy as np
 from cupyflash import _engines
 from cupyflash._arrays import HOST, Place
 from cupyflash._problem import Problem
-from cupyflash.errors import NoDeviceError
 
 __all__ = [
     "Measurement",
@@ -44,8 +43,8 @@ def select(device: str | None) -> Any:
 
     Raises
     ------
-    NoDeviceError
-        "gpu" was asked for, and cannot be had; the message says why.
+    SystemExit
+        "gpu" was asked for, and cannot be had; the message says why. This serves command lines.
     """
     if device == "cpu":
         return np
@@ -55,7 +54,7 @@ def select(device: str | None) -> Any:
 
         return cupy
     if device == "gpu":
-        raise NoDeviceError(f"--device gpu: {obstacle} (--device cpu runs the same in NumPy)")
+        sys.exit(f"--device gpu: {obstacle} (--device cpu runs the same in NumPy)")
     print(f"note: this runs in NumPy, as {obstacle}", file=sys.stderr)
     return np
 

