@@ -90,8 +90,8 @@ def flash_attention(
     Raises
     ------
     TypeError, ValueError, UnsupportedError
-        As `cupyflash.flash_attention`, also inside `jax.jit`, while the function is traced; and
-        dropout without a seed.
+        As `cupyflash.flash_attention`, also inside `jax.jit`, while the function is traced;
+        dropout without a seed; an option other than the arrays and the seed that is traced.
     jax.errors.JaxRuntimeError
         Inside `jax.jit`, what shows only when the function runs: an engine that cannot serve the
         call, a kernel that does not compile.
@@ -113,6 +113,12 @@ def flash_attention(
     For the backward JAX keeps q, k, v, out and two numbers a row and head. Second derivatives and
     forward mode are not there; JAX says so.
     """
+    if isinstance(window, list):
+        window = tuple(window)  # hashable, as all that is fixed at compilation
+    static = _Static(
+        causal, window, softmax_scale, softcap, dropout_p, layout, engine, deterministic
+    )
+    _require_untraced(return_lse=return_lse, **static._asdict())
     given = {
         "q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks,
         "alibi_slopes": alibi_slopes, "seed": _seed_words(seed, dropout_p),
@@ -122,13 +128,21 @@ def flash_attention(
         for name, x in given.items()
         if x is not None
     }
-    if isinstance(window, list):
-        window = tuple(window)  # hashable, as all that is fixed at compilation
-    static = _Static(
-        causal, window, softmax_scale, softcap, dropout_p, layout, engine, deterministic
-    )
     out, lse = _attend(static, arrays)
     return (out, lse) if return_lse else out
+
+
+def _require_untraced(**options: Any) -> None:
+    """XLA calls back with arrays: what else a call needs must be known when JAX traces it."""
+    for name, value in options.items():
+        if any(isinstance(part, jax.core.Tracer) for part in jax.tree.leaves(value)):
+            cure = "name it in static_argnames of jax.jit"
+            if name == "softmax_scale":
+                cure = "multiply q by it and pass softmax_scale=1"
+            raise TypeError(
+                f"{name} must be a Python value known when the function is traced, "
+                f"got a traced one; {cure}"
+            )
 
 
 def _seed_words(seed: Any, dropout_p: Any) -> Array | None:

@@ -68,3 +68,17 @@ def test_arguments_of_jax(rng, case):
     with jax.default_matmul_precision("float32"):  # a GPU multiplies in TF32 if not told otherwise
         want = jax.nn.dot_product_attention(q, k, v, **theirs)
     np.testing.assert_allclose(flash_attention(q, k, v, **ours), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["jax", "thinc"])
+def test_a_framework_that_is_missing_is_named(name):
+    code = f"""
+import sys
+sys.modules["{name}"] = None
+try:
+    import cupyflash.{name}
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+    said = run(code)
+    assert said.startswith(f"{name} ") and said.endswith(f": pip install 'cupyflash[{name}]'")

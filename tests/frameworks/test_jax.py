@@ -323,6 +323,43 @@ def test_errors_are_the_cores_also_while_tracing(rng, mode, change, error, messa
         mode(lambda arrays: flash_attention(**arrays, **static))(arrays)
 
 
+TRACED = {
+    "softmax_scale": lambda x: {"softmax_scale": x},
+    "softcap": lambda x: {"softcap": x},
+    "window": lambda x: {"window": [x, None]},
+    "causal": lambda x: {"causal": x > 0},
+    "dropout_p": lambda x: {"dropout_p": x},
+    "deterministic": lambda x: {"deterministic": x > 0},
+    "return_lse": lambda x: {"return_lse": x > 0},
+}
+
+
+@pytest.mark.parametrize("option", TRACED)
+def test_a_traced_option_is_named(rng, option):
+    q, k, v = map(jnp.asarray, inputs(rng))
+    cure = "softmax_scale=1" if option == "softmax_scale" else "static_argnames"
+    with pytest.raises(TypeError, match=f"^{option} .* when the function is traced.*{cure}"):
+        jax.jit(lambda x: flash_attention(q, k, v, **TRACED[option](x)))(0.1)
+
+
+def test_a_learned_temperature_as_its_error_says(rng):
+    q, k, v = map(jnp.asarray, inputs(rng))
+
+    def loss(scale: Any) -> Any:
+        return (flash_attention(scale * q, k, v, softmax_scale=1) ** 2).sum()
+
+    with pytest.raises(TypeError, match="softmax_scale=1"):
+        jax.grad(lambda scale: flash_attention(q, k, v, softmax_scale=scale).sum())(0.1)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(0.1)
+    assert np.isfinite(value) and gradient
+    np.testing.assert_allclose(
+        flash_attention(0.1 * q, k, v, softmax_scale=1),
+        flash_attention(q, k, v, softmax_scale=0.1),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
 def test_an_engine_that_cannot_serve(rng):
     q, k, v = (jax.device_put(x, jax.devices("cpu")[0]) for x in inputs(rng))
     with pytest.raises(cupyflash.UnsupportedError, match="mma"):
