@@ -49,16 +49,20 @@ def scaled_dot_product_attention(
 
     Raises
     ------
+    TypeError
+        `is_causal` or `enable_gqa` is no bool; otherwise as `cupyflash.flash_attention`.
     ValueError
         `attn_mask` together with `is_causal`; shapes that do not fit; ``h != hk`` without
         `enable_gqa`.
     """
+    require_bools(is_causal=is_causal, enable_gqa=enable_gqa)
     query, key, value = (
         as_array(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
     )
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal=True exclude each other; put both in attn_mask")
     _require_same_leads(query, key, value, enable_gqa)
+    _require_fitting_ends(query, key, value)
     mask = bias = None
     if attn_mask is not None:
         scores = (*query.shape[:-1], key.shape[-2])
@@ -76,6 +80,13 @@ def scaled_dot_product_attention(
     return out.reshape((*query.shape[:-1], value.shape[-1]))
 
 
+def require_bools(**flags: Any) -> None:
+    """Refuse what is only true or false in an ``if``: the string "False" is true there."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False, got {type(flag).__name__} {flag!r}")
+
+
 def _require_same_leads(query: Array, key: Array, value: Array, enable_gqa: bool) -> None:
     shown = f"query {describe(query)}, key {describe(key)}, value {describe(value)}"
     if query.ndim < 2 or not query.ndim == key.ndim == value.ndim:
@@ -88,6 +99,20 @@ def _require_same_leads(query: Array, key: Array, value: Array, enable_gqa: bool
         raise ValueError(
             f"query and key have different numbers of heads, got {shown}; "
             "pass enable_gqa=True to let each key-value head serve a group of query heads"
+        )
+
+
+def _require_fitting_ends(query: Array, key: Array, value: Array) -> None:
+    """The core's check in the words of this call: it would speak of q, k and v."""
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"query and key need the same last axis, got query {describe(query)}, "
+            f"key {describe(key)}"
+        )
+    if value.shape[-3:-1] != key.shape[-3:-1]:
+        raise ValueError(
+            "key and value need the same axes but for the last, "
+            f"got key {describe(key)}, value {describe(value)}"
         )
 
 

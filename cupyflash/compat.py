@@ -12,7 +12,7 @@ from typing import Any
 
 from cupyflash._arrays import Array, as_array, describe
 from cupyflash._options import finite_number, integer
-from cupyflash._sdpa import scaled_dot_product_attention
+from cupyflash._sdpa import require_bools, scaled_dot_product_attention
 from cupyflash.attention import (
     flash_attention,
     flash_attention_forward,
@@ -87,6 +87,7 @@ def flash_attn_func(
     TypeError, ValueError, UnsupportedError
         As `cupyflash.flash_attention`.
     """
+    require_bools(deterministic=deterministic, return_attn_probs=return_attn_probs)
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
     if not return_attn_probs:
         return flash_attention(q, k, v, **options)
@@ -184,6 +185,7 @@ def flash_attn_varlen_func(
             f"{type(block_table).__name__}; gather the pages into k and v of shape "
             "(total_k, hk, d) and pass block_table=None"
         )
+    require_bools(deterministic=deterministic, return_attn_probs=return_attn_probs)
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if not return_attn_probs:
@@ -285,6 +287,7 @@ def flash_attn_with_kvcache(
     out : array, shape ``(b, sq, h, d)``
         With ``return_softmax_lse=True``: ``(out, lse)``; lse is ``(b, h, sq)``.
     """
+    require_bools(return_softmax_lse=return_softmax_lse)
     options = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     del options["dropout_p"]
     return flash_attention_with_kvcache(

@@ -159,6 +159,35 @@ def test_wrong_arguments_raise(rng: np.random.Generator) -> None:
         compat.flash_attn_varlen_func(q[0], k[0], v[0], *(lengths,) * 2, 4, 4, block_table=pages)
 
 
+FLAGS = [
+    (name, flag)
+    for name in SIGNATURES
+    for flag in inspect.signature(getattr(compat, name)).parameters
+    if flag in ("causal", "deterministic", "enable_gqa", "is_causal", "rotary_interleaved")
+    or flag.startswith("return_")
+]
+
+
+@pytest.mark.parametrize(("name", "flag"), FLAGS)
+def test_flags_are_bools(rng: np.random.Generator, name: str, flag: str) -> None:
+    q, k, v, qkv, kv = draw(rng, *[(1, 4, 1, 8)] * 3, (1, 4, 3, 1, 8), (1, 4, 2, 1, 8))
+    arrays = {
+        "query": q, "key": k, "value": v, "q": q, "k": k, "v": v, "qkv": qkv, "kv": kv,
+        "k_cache": k.copy(), "v_cache": v.copy(), "cache_seqlens": 0,
+    }  # fmt: skip
+    if "varlen" in name:
+        arrays = {n: x[0] if n != "cache_seqlens" else x for n, x in arrays.items()}
+        arrays |= dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"), offsets([4]))
+        arrays |= dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), 4)
+    function = getattr(compat, name)
+    given = {n: arrays[n] for n in inspect.signature(function).parameters if n in arrays}
+    for wrong in ("False", 1, None, np.ones(1, bool)):
+        with pytest.raises((TypeError, ValueError), match=f"^{flag} must be True"):
+            function(**given, **{flag: wrong})
+    for right in (True, np.bool_(True)):
+        function(**given, **{flag: right})
+
+
 def assert_sdpa(out: Any, query: Any, key: Any, value: Any, mask: Any, scale: Any) -> None:
     """`out` is the dense formula's; the axes in front of the heads become the batch."""
     *leads, seqlen_q, _ = query.shape if query.ndim > 2 else (1, *query.shape)
@@ -238,6 +267,11 @@ def test_sdpa_wrong_arguments_raise(rng: np.random.Generator) -> None:
     for shape in ((7, 12), (1, 2, 4, 7, 11), (3, 1, 7, 11)):
         with pytest.raises(ValueError, match="attn_mask must broadcast"):
             sdpa(query, key, value, np.ones(shape, bool), enable_gqa=True)
+    with pytest.raises(ValueError, match="query and key need the same last axis"):
+        sdpa(query, key[..., :12], value, enable_gqa=True)
+    for other in (value[:, :, :9], value[:, :1]):
+        with pytest.raises(ValueError, match="key and value need the same axes"):
+            sdpa(query, key, other, enable_gqa=True)
     with pytest.raises(TypeError, match="attn_mask must be bool or floating"):
         sdpa(query, key, value, mask.astype(np.int32), enable_gqa=True)
 
