@@ -12,16 +12,18 @@ import argparse
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import POSITIVE
 from cupyflash._demo.device import describe, select, to_host
 from cupyflash._demo.progress import progress
 
 TOKENS, HEADS, HEAD_DIM = 48, 2, 16
+ENOUGH_STEPS = 40  # to have learnt most of the bias
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=POSITIVE, default=60)
     arguments = parser.parse_args()
     xp = select(arguments.device)
     print(f"{describe(xp)}; {TOKENS} tokens, {HEADS} heads, {arguments.steps} steps")
@@ -35,7 +37,7 @@ def main() -> None:
         centred = [to_host(bias - bias.mean(axis=-1, keepdims=True)) for bias in (learnt, teacher)]
         correlation = np.corrcoef(*(bias.ravel() for bias in centred))[0, 1]
         print(f"{shape!s:24}{losses[0]:12.4f}{losses[-1]:10.4f}{correlation:30.3f}")
-        assert losses[-1] < 0.2 * losses[0]
+        assert losses[-1] < 0.2 * losses[0] or arguments.steps < ENOUGH_STEPS
 
 
 def learn(xp, rng, teacher, steps: int):

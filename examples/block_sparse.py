@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import POSITIVE
 from cupyflash._demo.device import describe, measure, select
 
 HEADS, HEAD_DIM = 4, 64
@@ -20,8 +21,8 @@ HEADS, HEAD_DIM = 4, 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--block", type=int, default=128)
+    parser.add_argument("--tokens", type=POSITIVE, default=2048)
+    parser.add_argument("--block", type=POSITIVE, default=128)
     arguments = parser.parse_args()
     xp = select(arguments.device)
     tokens, block = arguments.tokens, arguments.block

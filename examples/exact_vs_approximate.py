@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import HEAD_DIM, PLOT, POSITIVE
 from cupyflash._demo.dense import dense_forward
 from cupyflash._demo.device import describe, select, timed
 from cupyflash._demo.plot import new_figure, save_figure
@@ -34,11 +35,11 @@ class Run(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=2048, help="tokens")
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--length", type=POSITIVE, default=2048, help="tokens")
+    parser.add_argument("--heads", type=POSITIVE, default=4)
+    parser.add_argument("--head-dim", type=HEAD_DIM, default=64)
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--plot", type=Path, default=Path("exact_vs_approximate.png"))
+    parser.add_argument("--plot", type=PLOT, default="exact_vs_approximate.png")
     arguments = parser.parse_args()
     xp = select(arguments.device)
     shape = (arguments.length, arguments.heads, arguments.head_dim)

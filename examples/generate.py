@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from text_generation import FlashCache, SmolLM2, load
 
+from cupyflash._demo.arguments import PLOT, POSITIVE
 from cupyflash._demo.device import describe, timed
 from cupyflash._demo.plot import new_figure, save_figure
 from cupyflash._demo.progress import progress
@@ -65,13 +66,11 @@ class Run(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contexts", type=int, nargs="+", help="tokens before those generated")
-    parser.add_argument("--tokens", type=int, default=8, help="how many to generate at each")
+    parser.add_argument("--contexts", type=POSITIVE, nargs="+", help="tokens before them")
+    parser.add_argument("--tokens", type=POSITIVE, default=8, help="how many to generate at each")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--plot", type=Path, default=Path("generate.png"))
+    parser.add_argument("--plot", type=PLOT, default="generate.png")
     arguments = parser.parse_args()
-    if min([arguments.tokens, *(arguments.contexts or ())]) < 1:
-        parser.error("--contexts and --tokens must be positive")
     model = load(arguments.device)
     on_gpu = model.xp is not np
     contexts = arguments.contexts or [64, 128, 256, 512] + [1024, 2048, 4096, 8000] * on_gpu

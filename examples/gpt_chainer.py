@@ -21,6 +21,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from cupyflash._demo.arguments import PLOT, POSITIVE, whole
 from cupyflash._demo.device import describe, select
 from cupyflash._demo.plot import new_figure, save_figure
 from cupyflash._demo.progress import progress
@@ -83,10 +84,12 @@ def rows(layer, x):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--steps", type=int, help="default: 250, on a GPU 2000")
-    parser.add_argument("--context", type=int, default=128, help="characters seen at once")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--plot", type=Path, default=Path("gpt_chainer.png"))
+    parser.add_argument("--steps", type=POSITIVE, help="default: 250, on a GPU 2000")
+    parser.add_argument(
+        "--context", type=whole(1, 10_000), default=128, help="characters seen at once"
+    )
+    parser.add_argument("--batch", type=POSITIVE, default=8)
+    parser.add_argument("--plot", type=PLOT, default="gpt_chainer.png")
     arguments = parser.parse_args()
     xp = select(arguments.device)
     device = chainer.get_device("@numpy" if xp is np else "@cupy:0")

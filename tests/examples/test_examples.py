@@ -29,6 +29,7 @@ def test_score_mods(run):
 def test_bias_gradient(run):
     output = run(EXAMPLES / "bias_gradient.py", "--device", "cpu", "--steps", 40)
     assert "(1, 2, 48, 48)" in output and "(1, 2, 1, 48)" in output
+    assert "2 heads, 1 steps" in run(EXAMPLES / "bias_gradient.py", "--steps", 1)
 
 
 def test_block_sparse(run):
@@ -61,6 +62,13 @@ def test_sentence_embeddings(run, tmp_path):
     assert np.load(tmp_path / "out.npy").shape == (3, 384)
     output = run(script, "--device", "cpu", "A dog barks.", "Prices rise.", "--query", "inflation")
     assert output.index("Prices rise.") < output.index("A dog barks.")
+
+
+@needs_weights
+def test_sentence_embeddings_of_no_sentences(run, tmp_path):
+    (tmp_path / "blank.txt").write_text("\n \n")
+    script = EXAMPLES / "sentence_embeddings.py"
+    assert run(script, "--file", "blank.txt", status=1) == "blank.txt has no sentences\n"
 
 
 @needs_weights

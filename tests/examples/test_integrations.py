@@ -37,7 +37,8 @@ def test_gpt_chainer(run, tmp_path):
 
 
 @needs_chainer
-def test_vit_chainer(run):
+def test_vit_chainer(run, tmp_path):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     output = run(EXAMPLES / "vit_chainer.py", "--device", "cpu", "--epochs", 2)
     assert float(re.search(r"unseen images: (\S+),", output)[1]) > 0.3  # 0.1 is a guess
+    assert not list(tmp_path.iterdir())  # Chainer would leave a folder `result`
