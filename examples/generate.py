@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contexts", type=POSITIVE, nargs="+", help="tokens before them")
+    parser.add_argument("--contexts", type=POSITIVE, nargs="+", help="tokens before the new ones")
     parser.add_argument("--tokens", type=POSITIVE, default=8, help="how many to generate at each")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     parser.add_argument("--plot", type=PLOT, default="generate.png")

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--file", type=existing_file, help="a text file, one sentence a line")
     parser.add_argument("--query", type=some_text, help="list the sentences closest to this one")
     parser.add_argument("--top", type=POSITIVE, default=5, help="how many to list")
-    parser.add_argument("--save", type=file_to_write(".npy"), help="for the embeddings")
+    parser.add_argument("--save", type=file_to_write(".npy"), help="keep the embeddings")
     parser.add_argument("--compare", action="store_true", help="also run onnxruntime")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default: a GPU if there is one")
     arguments = parser.parse_args()

@@ -145,14 +145,14 @@ class WhisperEncoder:
 
 def read_wave(path: Path) -> np.ndarray:
     try:
-        opened = wave.open(str(path))
+        with wave.open(str(path)) as file:
+            form = file.getframerate(), file.getnchannels(), file.getsampwidth()
+            content = file.readframes(-1)
     except (wave.Error, EOFError) as error:
-        sys.exit(f"{path} is no .wav file of PCM: {error or 'it is empty'}")
-    with opened as file:
-        form = file.getframerate(), file.getnchannels(), file.getsampwidth()
-        if form != (RATE, 1, 2):
-            sys.exit(f"{path} has (rate, channels, bytes) {form}, expected {(RATE, 1, 2)}")
-        return np.frombuffer(file.readframes(-1), "<i2") / 2.0**15
+        sys.exit(f"{path} is no .wav file of PCM: {str(error) or 'it is cut off'}")
+    if form != (RATE, 1, 2):
+        sys.exit(f"{path} has (rate, channels, bytes) {form}, expected {(RATE, 1, 2)}")
+    return np.frombuffer(content, "<i2") / 2.0**15
 
 
 def made_up_sound() -> np.ndarray:

@@ -125,8 +125,16 @@ def test_speech_encoder_reads_a_file(run, tmp_path):
     with wave.open(str(tmp_path / "fast.wav"), "wb") as file:
         file.setparams((2, 2, 44_100, 0, "NONE", ""))
     assert "expected (16000, 1, 2)" in run(script, "--audio", "fast.wav", status=1)
-    (tmp_path / "text.wav").write_text("no sound")
-    assert "text.wav is no .wav file" in run(script, "--audio", "text.wav", status=1)
+
+
+@pytest.mark.parametrize("content", [b"no sound at all", b""])
+def test_what_is_no_sound_is_refused(monkeypatch, tmp_path, content):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import speech_encoder
+
+    (tmp_path / "text.wav").write_bytes(content)
+    with pytest.raises(SystemExit, match=r"text\.wav is no \.wav file of PCM: \w"):
+        speech_encoder.read_wave(tmp_path / "text.wav")
 
 
 @pytest.mark.parametrize(
