@@ -17,6 +17,7 @@ from cupyflash._cuda.engines import PLANNERS, lacks, runs_on
 from cupyflash._demo.progress import progress
 from cupyflash._problem import Problem
 from cupyflash.bench import command as bench_command
+from cupyflash.bench.workloads import parse_head_dim
 from cupyflash.errors import CompileError, NoDeviceError
 
 _DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -61,8 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     warmup_parser.add_argument(
         "--head-dims",
         nargs="+",
-        type=int,
-        choices=range(1, 257),
+        type=parse_head_dim,
         default=[64, 128],
         metavar="DIM",
         help="default: 64 128",
@@ -78,7 +78,10 @@ def _known_gpu(arch: str) -> device.Device:
     for name in (arch, f"{arch}a"):
         with suppress(KeyError):
             return device.Device.known(name)
-    raise argparse.ArgumentTypeError(f"{arch!r} is no architecture that cupyflash knows")
+    known = ", ".join(device._KNOWN)
+    raise argparse.ArgumentTypeError(
+        f"{arch!r} is not among the architectures that cupyflash knows: {known}"
+    )
 
 
 def info() -> None:

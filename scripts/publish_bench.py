@@ -8,6 +8,7 @@ one of ``--decode`` CARD-decode.json; these stay out of README.md. Runs that dif
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -26,11 +27,12 @@ from cupyflash.bench.runner import Result  # noqa: E402
 from cupyflash.bench.workloads import DIRECTIONS, MASKS  # noqa: E402
 
 FLASH = "torch-flash"
+_SAID = {"device", "dtype", "date", "versions", "command"}
 
 
 def main(*runs: Path) -> None:
     """Publish a run, or one of each direction."""
-    content = together([json.loads(run.read_text(encoding="utf-8")) for run in runs])
+    content = together(list(map(read, runs)))
     if "copy_gigabytes_per_second" in content:
         publish_decode(content)
         return
@@ -49,14 +51,44 @@ def main(*runs: Path) -> None:
     readme.write_text(f"{before}{section(content)}{after}", encoding="utf-8")
 
 
+def read(run: Path) -> dict[str, Any]:
+    """Return what a run has written; ends with one line if the file is none."""
+    try:
+        content = json.loads(run.read_text(encoding="utf-8"))
+    except OSError as error:
+        sys.exit(f"{run} cannot be read: {error.strerror}")
+    except ValueError as error:
+        sys.exit(f"{run} is no JSON: {error}")
+    if not is_run(content):
+        sys.exit(f"{run} is no run of bench --json, nor of bench --decode --json, with results")
+    return dict(content)
+
+
+def is_run(content: Any) -> bool:
+    """Whether it has all that is published."""
+    try:
+        if "copy_gigabytes_per_second" in content:
+            return any(each["milliseconds"] for each in content["results"])
+        return content.keys() >= _SAID and bool(from_json(content))
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
 def together(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the runs as one; of what they say of the machine, the first one's."""
     first, *others = contents
     if not others:
         return first
+    if any("rows" not in each for each in contents) or len(set(map(kind_of, contents))) > 1:
+        sys.exit("runs that are published together differ in --directions alone")
     command = re.sub(r" --directions \w+", "", first["command"])
     rows = [row for content in contents for row in content["rows"]]
     return {**first, "command": command, "rows": rows}
+
+
+def kind_of(content: dict[str, Any]) -> tuple[str, str]:
+    """Return what runs that are published together share."""
+    return file_name(content), content["dtype"]
 
 
 def file_name(content: dict[str, Any]) -> str:
@@ -208,4 +240,6 @@ def cell(race: Sequence[Result]) -> str:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
+    main(*parser.parse_args().runs)

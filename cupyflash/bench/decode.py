@@ -263,12 +263,12 @@ def copy_speed(milliseconds: Callable[[Mapping[str, Work]], Mapping[str, float]]
     return 2 * _COPY_BYTES / times["copy"] * 1e3
 
 
-def present(peers: bool) -> tuple[list[Contender], dict[str, str]]:
-    """Return ours and, if wanted, those peers who can run here; and for the others the reason."""
-    reasons = {each.name: each.missing() for each in PEERS} if peers else {}
+def present(names: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
+    """Return ours and those peers of these names who can run here; for the others the reason."""
+    wanted = [each for each in PEERS if each.name in names or "all" in names]
+    reasons = {each.name: each.missing() for each in wanted}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}
-    taking_part = [each for each in PEERS if peers and each.name not in left_out]
-    return [*OURS, *taking_part], left_out
+    return [*OURS, *(each for each in wanted if each.name not in left_out)], left_out
 
 
 def title(device: str, copy: float) -> str:

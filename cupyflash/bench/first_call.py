@@ -6,6 +6,7 @@ and the GPU have started before the clock does.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -18,16 +19,22 @@ from typing import Any
 from cupyflash._cuda.device import current, require_cupy
 from cupyflash.attention import flash_attention_backward, flash_attention_forward
 from cupyflash.bench.inputs import draw
-from cupyflash.bench.workloads import HEAD_DIMS, Workload
+from cupyflash.bench.workloads import HEAD_DIMS, Workload, parse_head_dim
 from cupyflash.errors import NoDeviceError
 
 MODULE = "cupyflash.bench.first_call"
+_SUMMARY = "Print the seconds of a first call, with an empty cache and with a filled one."
 
 
 def main() -> None:
     """Print the table, or, in the processes that it starts, the seconds of one head_dim."""
-    if sys.argv[1:]:
-        print(json.dumps(first_calls(int(sys.argv[1]))))
+    parser = argparse.ArgumentParser(f"python -m {MODULE}", description=_SUMMARY)
+    parser.add_argument(
+        "head_dim", nargs="?", type=parse_head_dim, help="this one alone, in this process, as JSON"
+    )
+    head_dim = parser.parse_args().head_dim
+    if head_dim is not None:
+        print(json.dumps(first_calls(head_dim)))
         return
     print(f"{current().name}: seconds of the first call, bfloat16, causal, 1024 tokens")
     print("head_dim  cache   forward  backward")

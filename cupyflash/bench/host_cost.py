@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,10 @@ SHAPE = (1, 128, 8, 64)
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(
+        "python -m cupyflash.bench.host_cost",
+        description="Print the host's microseconds for a warm call on small arrays.",
+    ).parse_args()
     cupy = require_cupy()
     query, key, value = (
         cupy.random.standard_normal(SHAPE, dtype=cupy.float32).astype(cupy.float16)

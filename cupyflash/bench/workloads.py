@@ -15,6 +15,8 @@ __all__ = [
     "Workload",
     "grid",
     "of_shapes",
+    "parse_head_dim",
+    "parse_positive",
     "parse_shape",
 ]
 
@@ -22,6 +24,7 @@ DIRECTIONS = ("forward", "backward")
 MASKS = ("full", "causal")
 HEAD_DIMS = (64, 128, 256)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+_WIDEST = 256
 _HIDDEN = 2048  # num_heads * head_dim
 _TOKENS = 16384  # batch * seqlen
 _MOST_SCORES = 2**32  # 16 GiB of float32: dense attention needs about three times that
@@ -140,10 +143,41 @@ def parse_shape(text: str) -> Shape:
     heads_kv = numbers[-1] if len(numbers) == 5 else heads
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: every number must be at least 1")
-    if head_dim > 256:
-        raise argparse.ArgumentTypeError(f"{text!r}: d must be at most 256, got {head_dim}")
+    if head_dim > _WIDEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: d must be at most {_WIDEST}, got {head_dim}")
     if heads % heads_kv:
         raise argparse.ArgumentTypeError(
             f"{text!r}: h = {heads} must be a multiple of hk = {heads_kv}"
         )
     return batch, seqlen, heads, head_dim, heads_kv
+
+
+def parse_head_dim(text: str) -> int:
+    """Read a head_dim that our engines know.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It is none.
+    """
+    head_dim = parse_positive(text)
+    if head_dim > _WIDEST:
+        raise argparse.ArgumentTypeError(f"d must be at most {_WIDEST}, got {head_dim}")
+    return head_dim
+
+
+def parse_positive(text: str) -> int:
+    """Read a whole number of at least 1.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It is none.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
+    return number

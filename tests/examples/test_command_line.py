@@ -78,6 +78,36 @@ def test_warmup_on_a_bare_machine(run, bare_machine):
     assert "'sm_1'" in run(*command, "--arch", "sm_1", status=2, PYTHONPATH=bare_machine)
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "message"),
+    [
+        ("--head-dims", "500", "d must be at most 256, got 500"),
+        ("--head-dims", "0", "'0' must be at least 1"),
+        ("--head-dims", "wide", "'wide' must be a whole number"),
+        ("--arch", "sm_99", "'sm_99' is not among the architectures that cupyflash knows: sm_75, "),
+    ],
+)
+def test_warmup_says_what_it_takes(run, option, given, message):
+    last = run("-m", "cupyflash", "warmup", option, given, status=2).splitlines()[-1]
+    assert message in last and len(last) < 200
+
+
+@pytest.mark.parametrize("name", ["first_call", "host_cost"])
+def test_measurements_on_their_own(run, bare_machine, name):
+    command = ("-m", f"cupyflash.bench.{name}")
+    assert f"usage: python -m cupyflash.bench.{name}" in run(*command, "--help")
+    assert "error: " in run(*command, "--wrong", status=2)
+    output = run(*command, status=1, PYTHONPATH=bare_machine)
+    assert "need CuPy" in output and output.count("\n") == 1
+
+
+def test_first_call_of_a_head_dim(run, bare_machine):
+    command = ("-m", "cupyflash.bench.first_call")
+    assert "d must be at most 256, got 500" in run(*command, 500, status=2)
+    output = run(*command, 64, status=1, PYTHONPATH=bare_machine)
+    assert "need CuPy" in output and output.count("\n") == 1
+
+
 def test_runs_find_what_pythonpath_holds(run, monkeypatch, tmp_path):
     """Packages carried over in a folder, as CONTRIBUTING.md says."""
     (tmp_path / "site").mkdir()

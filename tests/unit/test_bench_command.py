@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +19,14 @@ import pytest
 
 from cupyflash.__main__ import main
 from cupyflash._cuda.device import Device
-from cupyflash.bench import command
+from cupyflash.bench import command, options
 from cupyflash.bench.peers import PEERS
 from cupyflash.bench.workloads import (
     DIRECTIONS,
     Workload,
     grid,
 )
+from cupyflash.errors import NoDeviceError
 from tests.bench_fakes import Fake, crash, fake_times, make_inputs
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +165,9 @@ def test_without_matplotlib_nothing_is_timed(tmp_path: Path) -> None:
     [
         (["--shapes", "1,2,3"], "b,s,h,d or b,s,h,d,hk"),
         (["--peers", "fa5"], "invalid choice: 'fa5'"),
-        (["--rounds", "0"], "0 must be at least 1"),
+        (["--rounds", "0"], "'0' must be at least 1"),
+        (["--rounds", "two"], "'two' must be a whole number"),
+        (["--head-dims", "500"], "d must be at most 256, got 500"),
         (["--directions", "sideways"], "invalid choice: 'sideways'"),
     ],
 )
@@ -169,3 +175,146 @@ def test_wrong_options_are_explained(arguments: list[str], message: str, tmp_pat
     status, output = run(*arguments, folder=tmp_path)
     assert status == 2
     assert message in output
+
+
+# --- options that do not go together, and files that cannot be written ---------------------------
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run the command, which must end with one line before it looks for a GPU; return the line."""
+
+    def look() -> Device:
+        raise AssertionError("this would have been measured")
+
+    def line(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", *map(str, arguments)])
+        message = str(ended.value)
+        assert message.startswith("cupyflash: ") and "\n" not in message
+        return message
+
+    monkeypatch.setattr(command, "current", look)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("mode", "ignored"),
+    [
+        ("--decode", "--shapes 1,32,2,16"),
+        ("--decode", "--head-dims 64"),
+        ("--decode", "--seqlens 512"),
+        ("--decode", "--directions forward"),
+        ("--decode", "--masks causal"),
+        ("--decode", "--engine mma"),
+        ("--decode", "--dtype bfloat16"),
+        ("--decode", "--plot a.png"),
+        ("--decode", "--tune"),
+        ("--decode", "--features"),
+        ("--decode", "--peers torch-cudnn"),
+        ("--decode", "--peers torch-flex"),
+        ("--features", "--tune"),
+        ("--features", "--plot a.png"),
+        ("--features", "--peers fa3"),
+        ("--tune", "--peers fa3"),
+        ("--tune", "--peers"),
+        ("--tune", "--json a.json"),
+        ("--tune", "--plot a.png"),
+        ("--shapes 1,32,2,16", "--head-dims 64"),
+        ("--shapes 1,32,2,16", "--seqlens 512"),
+        ("--dtype float8_e4m3fn", "--tune"),
+        ("--dtype float8_e4m3fn", "--features"),
+        ("--dtype float8_e4m3fn", "--directions backward"),
+        ("--dtype float8_e4m3fn", "--directions forward backward"),
+        ("", "--peers torch-flex"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    refused: Callable[..., str], mode: str, ignored: str
+) -> None:
+    message = refused(*mode.split(), *ignored.split())
+    assert mode.split(",")[0].split(" 1")[0] in message and ignored.split()[0] in message
+
+
+def test_all_that_is_to_be_left_out_is_named_at_once(refused: Callable[..., str]) -> None:
+    message = refused("--decode", "--masks", "full", "--dtype", "float16", "--rounds", 2)
+    assert message == "cupyflash: leave out --masks --dtype, which --decode does not take"
+    message = refused("--directions", "forward", "backward", "--dtype", "float8_e4m3fn")
+    assert "leave out --directions backward, which --dtype float8_e4m3fn does" in message
+
+
+def written_commands() -> list[str]:
+    """The options of every bench command that the project shows or runs."""
+    shown = [path.read_text("utf-8") for path in (*ROOT.glob("*.md"), ROOT / "kernels/TUNING.md")]
+    commands = re.findall(r"`(?:python -m cupyflash )?(bench(?:\s+-[^`]*)?)`", "\n".join(shown))
+    commands += re.findall(r"^    python -m cupyflash (bench.*)", "\n".join(shown), re.M)
+    script = (ROOT / "scripts/gpu_checks.sh").read_text("utf-8").replace("\\\n", " ")
+    return commands + re.findall(r"-m cupyflash (bench.*)", script)
+
+
+def test_commands_of_the_documentation_are_accepted() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    commands = [each.replace("b,s,h,d", "1,32,2,16") for each in written_commands()]
+    assert len(commands) >= 15
+    for each in commands:
+        options.refuse_ignored(vars(parser.parse_args(shlex.split(each)[1:])))
+
+
+@pytest.mark.parametrize(
+    ("mode", "option"),
+    [("", "--json"), ("", "--plot"), ("--features", "--json"), ("--decode", "--json")],
+)
+def test_files_are_tried_before_anything_is_measured(
+    refused: Callable[..., str], tmp_path: Path, mode: str, option: str
+) -> None:
+    missing = refused(*mode.split(), option, tmp_path / "missing" / "a.png")
+    assert f"{tmp_path}/missing" in missing and "No such file or directory" in missing
+    for folder in (tmp_path, ".", "/"):
+        assert "Is a directory" in refused(*mode.split(), option, folder)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plot_of_each_direction_is_tried(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "a-backward.png").mkdir()
+    assert "a-backward.png cannot be written" in refused("--plot", tmp_path / "a")
+    assert [file.name for file in tmp_path.iterdir()] == ["a-backward.png"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_file_that_may_not_be_written(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "kept.json").write_text("{}")
+    (tmp_path / "kept.json").chmod(0o400)
+    assert "Permission denied" in refused("--json", tmp_path / "kept.json")
+    tmp_path.chmod(0o500)
+    assert "Permission denied" in refused("--json", tmp_path / "new.json")
+
+
+def test_an_earlier_file_is_kept_until_there_is_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def look() -> Device:
+        raise NoDeviceError("none")
+
+    monkeypatch.setattr(command, "current", look)
+    (tmp_path / "old.json").write_text("old")
+    for name in ("old", "new"):
+        with pytest.raises(SystemExit, match="none"):
+            main(["bench", "--json", str(tmp_path / f"{name}.json")])
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("old.json", "old")]
+
+
+def test_a_plot_of_an_unknown_format(refused: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    message = refused("--plot", tmp_path / "a.xyz")
+    assert "--plot" in message and "xyz" in message and "png" in message
+
+
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize("name", ["a", "a.png", "a.SVG"])
+def test_plots_of_any_format(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    sizes = ["--shapes", "1,32,2,16", "--rounds", "2", "--dtype", "float32"]
+    main(["bench", *sizes, "--directions", "forward", "--plot", str(tmp_path / name)])
+    suffix = Path(name).suffix or ".png"
+    assert [file.name for file in tmp_path.iterdir()] == [f"a-forward{suffix}"]

@@ -105,3 +105,18 @@ def test_the_command(
     content = json.loads(path.read_text(encoding="utf-8"))
     assert len(content["results"]) == 6
     assert content["machine"]["left_out"] == {"fa3": "not installed"}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["all"], ["fa3", "torch-flash"]), (["torch-flash"], ["torch-flash"]), ([], [])],
+)
+def test_peers_are_those_asked_for(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], expected: list[str]
+) -> None:
+    here = tuple(replace(each, missing=lambda: None) for each in decode.PEERS)
+    monkeypatch.setattr(decode, "PEERS", here)
+    contenders, left_out = decode.present(names)
+    assert [each.name for each in contenders[len(decode.OURS) :]] == expected and not left_out
+    monkeypatch.setattr(decode, "PEERS", [replace(each, missing=lambda: "no") for each in here])
+    assert list(decode.present(names)[1]) == expected

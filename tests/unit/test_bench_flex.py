@@ -56,5 +56,5 @@ def test_it_says_why_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_has_no_place_in_the_race() -> None:
-    with pytest.raises(SystemExit, match="torch-flex takes part in --features alone"):
+    with pytest.raises(SystemExit, match="leave out --peers torch-flex, which bench without"):
         main(["bench", "--peers", "torch-flex"])

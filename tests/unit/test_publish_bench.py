@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,56 @@ def test_a_run_of_decode_is_published(publish: Any, elsewhere: Path) -> None:
     names = ["nvidia-h200-decode.json", "nvidia-h200-decode.png"]
     assert sorted(file.name for file in (elsewhere / "docs").iterdir()) == names
     assert "/a" not in (elsewhere / "docs" / names[0]).read_text()
+
+
+# --- what is no run ------------------------------------------------------------------------------
+
+
+def refusal(publish: Any, *runs: Path) -> str:
+    """Return the one line that it ends with."""
+    with pytest.raises(SystemExit) as ended:
+        publish.main(*runs)
+    message = str(ended.value)
+    assert message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("", "no JSON"),
+        ("[1]", "no run of"),
+        ('{"machine": {}, "results": []}', "no run of"),  # that of --features
+        (json.dumps(made_up() | {"rows": []}), "no run of"),
+        (json.dumps(made_up() | {"rows": [{"milliseconds": 1}]}), "no run of"),
+        ('{"machine": {}, "copy_gigabytes_per_second": 1, "results": []}', "no run of"),
+    ],
+    ids=["missing", "empty", "list", "features", "no rows", "other rows", "no results"],
+)
+def test_what_is_no_run_is_refused(
+    publish: Any, elsewhere: Path, text: str | None, reason: str
+) -> None:
+    run = elsewhere / "run.json"
+    if text is not None:
+        run.write_text(text)
+    message = refusal(publish, run)
+    assert str(run) in message and reason in message
+    assert not publish.FOLDER.exists()
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float32"}, {"device": "NVIDIA A100"}])
+def test_runs_of_several_kinds_are_refused(
+    publish: Any, elsewhere: Path, change: dict[str, str]
+) -> None:
+    files = [elsewhere / "a.json", elsewhere / "b.json"]
+    for file, content in zip(files, (made_up(), made_up() | change), strict=True):
+        file.write_text(json.dumps(content))
+    assert "--directions alone" in refusal(publish, *files)
+
+
+def test_without_a_run_it_says_how() -> None:
+    script = ROOT / "scripts" / "publish_bench.py"
+    done = subprocess.run([sys.executable, script], text=True, capture_output=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "the following arguments are required: RUN.json" in done.stderr
