@@ -19,8 +19,9 @@ import pytest
 
 from cupyflash.__main__ import main
 from cupyflash._cuda.device import Device
-from cupyflash.bench import command, options
+from cupyflash.bench import command, features, options
 from cupyflash.bench.peers import PEERS
+from cupyflash.bench.runner import Result
 from cupyflash.bench.workloads import (
     DIRECTIONS,
     Workload,
@@ -113,6 +114,54 @@ def test_a_run_of_ours_alone(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert not printed.err
     assert len(printed.out.splitlines()) == 4
+
+
+SMALL = ("--shapes", "1,32,2,16", "1,16,2,16", "--rounds", "2", "--dtype", "float32")
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_run_of_features(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    softcap = [each for each in features.FEATURES if each.name.startswith("softcap")]
+    monkeypatch.setattr(features, "FEATURES", softcap)
+    path = tmp_path / "a.json"
+    main(["bench", "--features", *SMALL, "--masks", "causal", "--peers", "--json", str(path)])
+    printed = capsys.readouterr()
+    assert printed.err == "left out: torch-flex: not asked for\n"
+    assert printed.out.count("| softcap 30 | forward |") == 2
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    assert [each["workload"] for each in results[::2]] == [
+        "1 x 32 x 2 x 16 causal",
+        "1 x 16 x 2 x 16 causal",
+    ]
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_run_that_tunes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tune(workload: Workload, direction: str, engine: str, *_: object) -> str:
+        return f"{workload.name}, {direction}, {engine}"
+
+    monkeypatch.setattr(command, "tune_tiles", tune)
+    monkeypatch.setattr(command, "select", lambda problem, place, engine: engine)
+    main(["bench", "--tune", *SMALL, "--directions", "backward", "--engine", "simt"])
+    workloads = [f"1 x {n} x 2 x 16 {mask}" for n in (32, 16) for mask in ("full", "causal")]
+    tuned = capsys.readouterr().out.splitlines()[1:]
+    assert tuned == [f"{each}, backward, simt" for each in workloads]
+
+
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize("directions", [[], ["--directions", "forward"]])
+def test_float8_goes_forward(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], directions: list[str]
+) -> None:
+    monkeypatch.setattr(command, "drawn", lambda gpu, workload: [])
+    monkeypatch.setattr(command, "race", lambda *given: [Result(*given[:2], "cupyflash", 1.0)])
+    main(["bench", *SMALL[:-1], "float8_e4m3fn", *directions])
+    printed = capsys.readouterr().out
+    assert printed.count(" forward ") == 4 and "backward" not in printed
 
 
 def test_versions_are_those_installed() -> None:
