@@ -31,35 +31,6 @@ __device__ void write_key_gradient(const GlobalRows<Output>& target, const TileI
                                               index.sequence.seqlen_k, staging, row);
 }
 
-/// What query head `g` of the tile's group contributes.
-template <MmaBackwardConfig config>
-__device__ typename MmaBackwardMainloop<config>::Head head_of_group(const MmaBackwardParams& params,
-                                                                    const TileIndex& tile, int g) {
-  using Input = const Element<config.dtype>;
-  const BackwardParams& common = params.common;
-  const Attention& attention = common.attention;
-  const Sequence& sequence = tile.sequence;
-  const int batch = sequence.batch, head = tile.head * attention.group_size + g;
-  const Score<config> score(common, sequence, head);
-  return {{head_rows<Input>(common.query, common.query_strides, batch, sequence.first_query, head,
-                            attention.head_dim)},
-          {head_rows<Input>(common.grad_out, common.grad_out_strides, batch, sequence.first_query,
-                            head, attention.head_dim_v)},
-          params,
-          params.scratch_row(sequence, head, config.varlen),
-          params.first_turn(sequence, head, config.varlen, config.block_m),
-          score,
-          MmaScore<config>(score),
-          ElementMask<config>(common, sequence, head),
-          query_tile_states<config>(common, common.visibility, batch, head,
-                                    tile.first_row / config.block_n),
-          Dropout<config>(common, sequence, head),
-          kept_share<config>(attention),
-          BiasGradient<config>(common, sequence, head, gradient_factor<config>(attention, 1.0f)),
-          batch,
-          head};
-}
-
 template <MmaBackwardConfig config>
 __device__ void backward_mma(const MmaBackwardParams& params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -90,12 +61,32 @@ __device__ void backward_mma(const MmaBackwardParams& params) {
   grad_key.fill(0.0f);
   grad_value.fill(0.0f);
   for (int g = 0; g < attention.group_size; ++g) {
-    // Its place is found again, here and below, instead of being kept.
-    const TileIndex place = locate_key_tile<config>(common, opaque(blockIdx.x));
-    mainloop.run(head_of_group<config>(params, place, g), grad_key, grad_value);
+    const int head = tile.head * attention.group_size + g;
+    const Score<config> score(common, sequence, head);
+    const int64 scratch = params.scratch_row(sequence, head, config.varlen);
+    mainloop.run(
+        {{head_rows<Input>(common.query, common.query_strides, batch, sequence.first_query, head,
+                           attention.head_dim)},
+         {head_rows<Input>(common.grad_out, common.grad_out_strides, batch, sequence.first_query,
+                           head, attention.head_dim_v)},
+         params,
+         scratch,
+         params.first_turn(sequence, head, config.varlen, config.block_m),
+         score,
+         MmaScore<config>(score),
+         ElementMask<config>(common, sequence, head),
+         query_tile_states<config>(common, common.visibility, batch, head,
+                                   tile.first_row / config.block_n),
+         Dropout<config>(common, sequence, head),
+         kept_share<config>(attention),
+         BiasGradient<config>(common, sequence, head, gradient_factor<config>(attention, 1.0f)),
+         batch,
+         head},
+        grad_key, grad_value);
   }
   copy_async_wait();  // all copies, also of a key tile that no query sees: its group is open
   __syncthreads();    // the tiles are no longer read
+  // Found again, instead of being kept.
   const TileIndex place = locate_key_tile<config>(common, opaque(blockIdx.x));
   write_key_gradient<config>(
       head_rows<Output>(common.grad_key, common.grad_key_strides, place.sequence.batch,

@@ -119,12 +119,11 @@ struct MmaBackwardMainloop {
     const int first_query = m * config.block_m;
     const float* source = head.params.statistics + (opaque(head.scratch) + first_query) * 3;
     constexpr int count = 3 * config.block_m;
-    // With an exchange there is no register to keep what follows from it. Unsigned, as signed
-    // divisions take registers too.
-    const unsigned thread = Shape::exchange ? opaque(threadIdx.x) : threadIdx.x;
+    // With an exchange there is no register to keep what follows from it.
+    const int thread = Shape::exchange ? opaque(int(threadIdx.x)) : int(threadIdx.x);
 #pragma unroll
     for (int base = 0; base < count; base += config.threads()) {
-      const unsigned index = base + thread;
+      const int index = base + thread;
       const int row = index / 3, kind = index % 3;
       if (index < count) {
         copy_async_to<4>(block.statistics(slot) + (kind * config.block_m + row) * 4, source + index,

@@ -21,7 +21,7 @@ struct LaneGrid {
 
 /// Number of this warp in its block, in a form that the compiler knows to be the same in all lanes:
 /// what depends on it alone then costs neither registers of each lane nor divergent branches.
-__device__ inline int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
+__device__ inline int warp_index() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0); }
 
 /// The lane's part of a register tile: rows LaneGrid::rows apart. Columns are either LaneGrid::cols
 /// apart (scores) or come in vectors (sums along head_dim): see multiply_simt.

@@ -41,12 +41,11 @@ struct SwizzledLoader {
   /// Fills `tile` with rows first_row, first_row + 1, ...; those outside `valid`, and columns that
   /// do not exist, become 0 and are not read.
   __device__ void load(const Tile& tile, int first_row, Range valid) const {
-    const unsigned thread = threadIdx.x;
+    const int thread = threadIdx.x;
     const int lane_row = thread / lanes;
     const int lane_chunk = thread % lanes;
     const Element* source = rows.row(first_row + lane_row) + lane_chunk * 8;
     const unsigned target = tile.chunk(lane_row, lane_chunk);
-    const int columns = rows.dim - lane_chunk * 8;  // that exist from the first chunk on
     // One unsigned comparison a row.
     const int count = valid.end > valid.begin ? valid.end - valid.begin : 0;
     const int row = first_row + lane_row - valid.begin;
@@ -57,7 +56,7 @@ struct SwizzledLoader {
 #pragma unroll
       for (int c = 0; c < chunks_per_lane; ++c) {
         copy_chunk<width>(target + pass * rows_per_pass * Tile::pitch + c * lanes * 16,
-                          source + c * lanes * 8, inside, columns - c * lanes * 8);
+                          source + c * lanes * 8, inside, rows.dim - (lane_chunk + c * lanes) * 8);
       }
       source += rows_per_pass * rows.row_stride;
     }

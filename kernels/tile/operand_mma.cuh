@@ -20,8 +20,7 @@ struct ColumnWalk {
   __device__ ColumnWalk down(int rows) const { return {base + rows * Tile::pitch}; }
 };
 
-/// A walk of `count` steps that starts at a multiple of `count` known at run time only. Where that
-/// can be within a period of the permutation, the steps of one period have addresses of their own.
+/// A walk of `count` steps that starts at a multiple of `count` known at run time only.
 template <class Tile, int count>
 struct PartialWalk {
   static constexpr bool separable = (count & (count - 1)) == 0;
@@ -32,9 +31,7 @@ struct PartialWalk {
       : walk(separable ? ColumnWalk<Tile>{whole.at(part * count)} : whole), first(part * count) {}
 
   __device__ unsigned at(int step, int rows = 0) const {
-    if constexpr (separable) return walk.at(step, rows);
-    constexpr int period = Tile::period / 2;
-    return walk.at(first + step % period, rows) + (step / period) * (period << 5);
+    return walk.at(separable ? step : first + step, rows);
   }
   __device__ PartialWalk down(int rows) const {
     PartialWalk moved = *this;
