@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import inf
 
 from cupyflash._cuda import tensor_map
 from cupyflash._cuda.config import constant
@@ -278,11 +279,22 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
         if (other.block_m, other.block_n, other.stages) == sizes:
             tile = other
             break
+    if _keys_seen(tile, problem) < tile.block_n:
+        raise UnsupportedError(
+            "a query tile of the wgmma engine must see as many keys as a key tile has: give a"
+            f" window this narrow block_m of at least block_n; got tiling={tiling}"
+        )
     if tile.warps != tiling.warps:
         raise UnsupportedError(
             f"the wgmma engine has 4 warps for each 64 of block_m, and 4 more; got tiling={tiling}"
         )
     return tile
+
+
+def _keys_seen(tile: WgmmaTile, problem: Problem) -> float:
+    """Return how many keys a query tile sees, away from both ends of the sequence."""
+    left, right = problem.window_left, problem.window_right
+    return inf if left is None or right is None else tile.block_m + left + right
 
 
 def _table(problem: Problem) -> tuple[WgmmaTile, ...]:

@@ -64,6 +64,8 @@ struct MmaQueryGradient {
       for (int i = 0; i < rows / 16; ++i) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+          // Behind a sequence's rows lie another's: a key that holds NaN makes 0 * NaN for them.
+          if (config.varlen && first_row + i * 16 + r * 8 >= block.band.rows) continue;
           const float (&left_half)[4] = sums.at[i][0];
           const float (&right_half)[4] = sums.at[i][1];
           reduce_add(target + (i * 16 + r * 8) * config.head_dim + pair * Sums::group,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupyflash
-from tests.cases import DTYPES, Shape
+from tests.cases import DTYPES, Shape, usual_dtype
 from tests.harness import call, check, compare, draw, expected, require, same_bits
 from tests.memory import to_engine, to_host
 from tests.tolerance import EPSILON, assert_agree, assert_close, assert_result
@@ -79,6 +79,30 @@ def test_batch_entries_and_heads_are_independent(engine, rng):
         part = call(engine, **(arguments | alone))
         assert same_bits(whole.out[:, :, one], part.out)
         assert same_bits(whole.lse[:, one], part.lse)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+@pytest.mark.parametrize("entry", [0, 1])
+def test_what_an_entry_holds_does_not_reach_others(engine, rng, entry, name, value):
+    """Nor the tokens past the last entry."""
+    require(engine, "varlen")
+    arguments = draw(rng, Shape(1, 33, 53), usual_dtype(engine))
+    for each in ("q", "k", "v", "dout"):
+        arguments[each] = arguments[each][0]
+    cu_seqlens = np.int32([0, 5, 30]), np.int32([0, 7, 50])
+    # The sums of dq have one term each: their order cannot matter.
+    arguments |= {"cu_seqlens": cu_seqlens, "deterministic": False}
+    clean = call(engine, **arguments)
+    held = cu_seqlens[name in ("k", "v")]
+    arguments[name][held[entry] : held[entry + 1]] = value
+    result = call(engine, **arguments)
+    for part in PARTS:
+        bounds = cu_seqlens[part in ("dk", "dv")]
+        tokens = -1 if part in ("lse", "row_max", "row_sum") else 0
+        others = np.r_[: bounds[entry], bounds[entry + 1] : getattr(clean, part).shape[tokens]]
+        kept, expected = (np.take(getattr(x, part), others, tokens) for x in (result, clean))
+        assert same_bits(kept, expected), part
 
 
 @pytest.mark.parametrize("seqlens", [(40, 40), (40, 70), (70, 40)])

@@ -131,6 +131,15 @@ def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) 
         plan_forward(problem_of(128, 128), HOPPER, tiling)
 
 
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (63, 0), (20, 43)])
+def test_a_query_tile_sees_as_many_keys_as_a_key_tile_has(left: int, right: int) -> None:
+    problem = replace(problem_of(64, 64), window_left=left, window_right=right)
+    with pytest.raises(UnsupportedError, match="window this narrow"):
+        plan_forward(problem, HOPPER, Tiling(64, 128, 2, 8))
+    for wider in ({"window_left": left + 64 - left - right}, {"window_left": None}):
+        assert plan_forward(replace(problem, **wider), HOPPER, Tiling(64, 128, 2, 8))
+
+
 def test_a_tile_of_the_table_may_be_asked_for_at_any_length() -> None:
     config = plan_forward(problem_of(128, 128), HOPPER, Tiling(192, 128, 2, 16)).config
     assert config.shared_probabilities and config.block_m == 192
