@@ -244,9 +244,9 @@ def _require_shapes(query: Array, key: Array, value: Array, layout: Layout) -> N
                 f"{name} has head_dim {width}; supported: 1 to {MAX_HEAD_DIM} "
                 "(is layout= the one of these arrays?)"
             )
-    if not _is_grouped(num_heads, num_heads_kv):
+    if not is_grouped(num_heads, num_heads_kv):
         hint = ""
-        if _is_grouped(query.shape[-3], key.shape[-3]):
+        if is_grouped(query.shape[-3], key.shape[-3]):
             other = "bshd" if layout.heads_first else "bhsd"
             hint = f"; with layout={other!r} they have {query.shape[-3]} and {key.shape[-3]} heads"
         raise ValueError(
@@ -265,7 +265,8 @@ def _require_shapes(query: Array, key: Array, value: Array, layout: Layout) -> N
             )
 
 
-def _is_grouped(num_heads: int, num_heads_kv: int) -> bool:
+def is_grouped(num_heads: int, num_heads_kv: int) -> bool:
+    """Whether every key-value head serves the same number of query heads."""
     return num_heads > 0 and num_heads_kv > 0 and num_heads % num_heads_kv == 0
 
 

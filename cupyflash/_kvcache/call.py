@@ -151,6 +151,11 @@ def _caches(query: Array, k_cache: Any, v_cache: Any, place: Place) -> tuple[Arr
             )
     if key.shape[3] != query.shape[3]:
         raise ValueError(f"k_cache must have q's head_dim {query.shape[3]}, got {describe(key)}")
+    if not _validate.is_grouped(query.shape[2], key.shape[2]):
+        raise ValueError(
+            f"q's {query.shape[2]} heads must be a positive multiple of k_cache's {key.shape[2]} "
+            f"heads, which are its third axis: got q {describe(query)}, k_cache {describe(key)}"
+        )
     if value.dtype != key.dtype:
         raise TypeError(
             f"v_cache must have k_cache's dtype {key.dtype}, got {describe(value)}; use .astype"

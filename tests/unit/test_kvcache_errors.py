@@ -67,7 +67,9 @@ BAD: list[tuple[Any, str, dict[str, Any]]] = [
     # shapes
     (ValueError, "q", {"q": array(1, H, D)}),
     (ValueError, "q", {"q": array(B + 1, 1, H, D)} | NO_NEW | {"cache_seqlens": 3}),
-    (ValueError, "q", {"q": array(B, 1, 3, D)}),
+    (ValueError, "3 heads.* k_cache's 2 heads", {"q": array(B, 1, 3, D)}),
+    (ValueError, "k_cache's 12 heads, which are its third axis",
+     {"k_cache": array(B, HK, CAPACITY, D), "v_cache": array(B, HK, CAPACITY, DV)}),
     (ValueError, "k_cache", {"k_cache": array(B * CAPACITY, HK, D)}),
     (ValueError, "k_cache", {"k_cache": array(B, CAPACITY, HK, D + 1)}),
     (ValueError, "v_cache", {"v_cache": array(B, CAPACITY + 1, HK, DV)}),
