@@ -44,7 +44,7 @@ def main() -> None:
         try:
             (out, *grads), seconds = timed(xp, lambda: flash(*inputs))
         except MemoryError:
-            sys.exit("cupyflash    does not fit either: give a larger --limit")
+            sys.exit("cupyflash    does not fit: give a larger --limit")
         print(f"cupyflash    forward and backward in {seconds:.2f} s")
         try:
             _, seconds = timed(xp, lambda: dense(*inputs))

@@ -152,6 +152,8 @@ def read_wave(path: Path) -> np.ndarray:
         sys.exit(f"{path} is no .wav file of PCM: {str(error) or 'it is cut off'}")
     if form != (RATE, 1, 2):
         sys.exit(f"{path} has (rate, channels, bytes) {form}, expected {(RATE, 1, 2)}")
+    if len(content) < 2 or len(content) % 2:
+        sys.exit(f"{path} is no .wav file of PCM: it is cut off")
     return np.frombuffer(content, "<i2") / 2.0**15
 
 

@@ -81,14 +81,23 @@ def together(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return first
     if any("rows" not in each for each in contents) or len(set(map(kind_of, contents))) > 1:
         sys.exit("runs that are published together differ in --directions alone")
-    command = re.sub(r" --directions \w+", "", first["command"])
+    timed = [direction for each in contents for direction in directions_of(each)]
+    if len(timed) > len(set(timed)):
+        sys.exit("runs that are published together have a direction each")
+    command = without_directions(first["command"])
     rows = [row for content in contents for row in content["rows"]]
     return {**first, "command": command, "rows": rows}
 
 
-def kind_of(content: dict[str, Any]) -> tuple[str, str]:
+def kind_of(content: dict[str, Any]) -> tuple[str, str, str]:
     """Return what runs that are published together share."""
-    return file_name(content), content["dtype"]
+    command = re.sub(r" --json \S+", "", without_directions(content["command"]))
+    return file_name(content), content["dtype"], command
+
+
+def without_directions(command: str) -> str:
+    """Return a command line that times all directions."""
+    return re.sub(rf" --directions( ({'|'.join(DIRECTIONS)}))+", "", command)
 
 
 def file_name(content: dict[str, Any]) -> str:

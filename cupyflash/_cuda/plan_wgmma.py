@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import inf
 
 from cupyflash._cuda import tensor_map
 from cupyflash._cuda.config import constant
@@ -149,6 +148,7 @@ def plan_forward(
     limit = device.shared_memory_per_block_optin
     if complaint is None and shared_memory > limit:
         complaint = f"{shared_memory} bytes of shared memory are needed and {limit} allowed"
+    complaint = complaint or _too_few_keys(tile, problem)
     if complaint is not None:
         raise UnsupportedError(
             f"{tile} does not fit the wgmma engine for {problem.dtype}, head_dim"
@@ -279,11 +279,6 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
         if (other.block_m, other.block_n, other.stages) == sizes:
             tile = other
             break
-    if _keys_seen(tile, problem) < tile.block_n:
-        raise UnsupportedError(
-            "a query tile of the wgmma engine must see as many keys as a key tile has: give a"
-            f" window this narrow block_m of at least block_n; got tiling={tiling}"
-        )
     if tile.warps != tiling.warps:
         raise UnsupportedError(
             f"the wgmma engine has 4 warps for each 64 of block_m, and 4 more; got tiling={tiling}"
@@ -291,10 +286,19 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
     return tile
 
 
-def _keys_seen(tile: WgmmaTile, problem: Problem) -> float:
-    """Return how many keys a query tile sees, away from both ends of the sequence."""
+def _too_few_keys(tile: WgmmaTile, problem: Problem) -> str | None:
+    """Say that a query tile sees fewer keys than a key tile, which then holds others' too.
+
+    Not where the sequence ends on both sides of it, nor with a bias: see `first_key` in
+    kernels/forward/walk_wgmma.cuh.
+    """
     left, right = problem.window_left, problem.window_right
-    return inf if left is None or right is None else tile.block_m + left + right
+    if left is None or right is None or "bias" in problem.extras:
+        return None
+    seen = tile.block_m + left + right
+    if problem.seqlen_q <= tile.block_m or seen >= tile.block_n:
+        return None
+    return f"with this window {tile.block_m} queries see {seen} keys, fewer than block_n"
 
 
 def _table(problem: Problem) -> tuple[WgmmaTile, ...]:

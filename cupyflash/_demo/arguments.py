@@ -7,6 +7,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
+from cupyflash._validate import MAX_HEAD_DIM
+
 __all__ = ["HEAD_DIM", "PLOT", "POSITIVE", "existing_file", "file_to_write", "some_text", "whole"]
 
 
@@ -42,11 +44,13 @@ def existing_file(text: str) -> Path:
 
 
 def file_to_write(*suffixes: str) -> Callable[[str], Path]:
-    """A file with one of these suffixes, in a folder where it can be written."""
+    """A file with one of these suffixes, by default the first, in a folder that can be written."""
 
     def convert(text: str) -> Path:
         path = Path(text)
-        if path.suffix not in suffixes:
+        if path.name and not path.suffix:
+            path = path.with_suffix(suffixes[0])
+        if path.suffix.lower() not in suffixes:
             raise ArgumentTypeError(f"must end in {' or '.join(suffixes)}, got {text!r}")
         if not path.parent.is_dir():
             raise ArgumentTypeError(f"there is no folder {path.parent}")
@@ -58,5 +62,5 @@ def file_to_write(*suffixes: str) -> Callable[[str], Path]:
 
 
 POSITIVE = whole(1)
-HEAD_DIM = whole(1, 256)  # what cupyflash serves
-PLOT = file_to_write(".png", ".pdf", ".svg")
+HEAD_DIM = whole(1, MAX_HEAD_DIM)
+PLOT = file_to_write(".png", ".pdf", ".svg", ".jpg")

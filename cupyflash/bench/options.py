@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +149,8 @@ class Options:
         if options.json is not None:
             _refuse_unwritable(options.json)
         if options.plot is not None:
-            _refuse_unwritable(options.plot)  # a folder is no name to add directions to
+            if options.plot.is_dir():  # which is no name to add directions to
+                sys.exit(f"cupyflash: {options.plot} cannot be written: Is a directory")
             for path in options.plots.values():
                 _refuse_unwritable(path)
             _refuse_format(options.plot)
@@ -199,18 +199,18 @@ def _refuse_format(plot: Path) -> None:
     suffix = plot.suffix or ".png"
     try:
         report.figure([], DIRECTIONS[0], "").savefig(BytesIO(), format=suffix[1:])
-    except ImportError:
-        sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
     except Exception as error:  # whatever says that a format, or what writes it, is missing
+        if isinstance(error, ImportError) and str(error.name).startswith("matplotlib"):
+            sys.exit("cupyflash: --plot needs matplotlib: pip install matplotlib")
         sys.exit(f"cupyflash: --plot {plot}: {' '.join(str(error).split())}")
 
 
 def _refuse_unwritable(path: Path) -> None:
     """Try to open, which neither leaves a new file nor changes one that is there."""
     try:
-        there = os.path.lexists(path)
+        there = path.exists()
         path.open("a").close()
         if not there:
-            path.unlink()
+            path.resolve().unlink()  # of a link, what it points to
     except OSError as error:
         sys.exit(f"cupyflash: {path} cannot be written: {error.strerror}")

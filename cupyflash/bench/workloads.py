@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from cupyflash._validate import MAX_HEAD_DIM
+
 __all__ = [
     "DIRECTIONS",
     "HEAD_DIMS",
@@ -24,7 +26,6 @@ DIRECTIONS = ("forward", "backward")
 MASKS = ("full", "causal")
 HEAD_DIMS = (64, 128, 256)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
-_WIDEST = 256
 _HIDDEN = 2048  # num_heads * head_dim
 _TOKENS = 16384  # batch * seqlen
 _MOST_SCORES = 2**32  # 16 GiB of float32: dense attention needs about three times that
@@ -143,8 +144,10 @@ def parse_shape(text: str) -> Shape:
     heads_kv = numbers[-1] if len(numbers) == 5 else heads
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: every number must be at least 1")
-    if head_dim > _WIDEST:
-        raise argparse.ArgumentTypeError(f"{text!r}: d must be at most {_WIDEST}, got {head_dim}")
+    if head_dim > MAX_HEAD_DIM:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: d must be at most {MAX_HEAD_DIM}, got {head_dim}"
+        )
     if heads % heads_kv:
         raise argparse.ArgumentTypeError(
             f"{text!r}: h = {heads} must be a multiple of hk = {heads_kv}"
@@ -161,8 +164,8 @@ def parse_head_dim(text: str) -> int:
         It is none.
     """
     head_dim = parse_positive(text)
-    if head_dim > _WIDEST:
-        raise argparse.ArgumentTypeError(f"d must be at most {_WIDEST}, got {head_dim}")
+    if head_dim > MAX_HEAD_DIM:
+        raise argparse.ArgumentTypeError(f"d must be at most {MAX_HEAD_DIM}, got {head_dim}")
     return head_dim
 
 

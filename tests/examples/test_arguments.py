@@ -69,7 +69,8 @@ def test_files_to_write(tmp_path, monkeypatch):
     convert = file_to_write(".png", ".svg")
     Path("there.png").touch()
     Path("folder.png").mkdir()
-    assert [convert(name).name for name in ("new.svg", "there.png")] == ["new.svg", "there.png"]
+    names = {"new.svg": "new.svg", "there.png": "there.png", "a.PNG": "a.PNG", "a": "a.png"}
+    assert {name: convert(name).name for name in names} == names
     for name, message in {
         "a.txt": "must end in .png or .svg, got 'a.txt'",
         "no/a.png": "there is no folder no",

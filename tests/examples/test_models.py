@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import struct
 import sys
 import wave
 from types import SimpleNamespace
@@ -127,7 +128,15 @@ def test_speech_encoder_reads_a_file(run, tmp_path):
     assert "expected (16000, 1, 2)" in run(script, "--audio", "fast.wav", status=1)
 
 
-@pytest.mark.parametrize("content", [b"no sound at all", b""])
+def wave_bytes(samples):
+    header = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + 2 * len(samples), b"WAVE", b"fmt ", 16,
+                         1, 1, 16000, 32000, 2, 16, b"data", 2 * len(samples))  # fmt: skip
+    return header + np.array(samples, "<i2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "content", [b"no sound at all", b"", wave_bytes([1, 2, 3])[:-1], wave_bytes([])]
+)
 def test_what_is_no_sound_is_refused(monkeypatch, tmp_path, content):
     monkeypatch.syspath_prepend(EXAMPLES)
     import speech_encoder
@@ -168,7 +177,7 @@ def test_protein_length(run):
 def test_protein_length_where_nothing_fits(run):
     script = EXAMPLES / "protein_length.py"
     output = run(script, "--device", "cpu", "--length", 2048, "--limit", 1, status=1)
-    assert "cupyflash    does not fit either: give a larger --limit" in output
+    assert "cupyflash    does not fit: give a larger --limit" in output
 
 
 def test_protein_length_where_dense_fits(run):

@@ -134,10 +134,14 @@ def test_a_tiling_that_does_not_fit_names_the_limit(tiling: Tiling, limit: str) 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (63, 0), (20, 43)])
 def test_a_query_tile_sees_as_many_keys_as_a_key_tile_has(left: int, right: int) -> None:
     problem = replace(problem_of(64, 64), window_left=left, window_right=right)
-    with pytest.raises(UnsupportedError, match="window this narrow"):
+    with pytest.raises(UnsupportedError, match=f"64 queries see {64 + left + right} keys"):
         plan_forward(problem, HOPPER, Tiling(64, 128, 2, 8))
-    for wider in ({"window_left": left + 64 - left - right}, {"window_left": None}):
-        assert plan_forward(replace(problem, **wider), HOPPER, Tiling(64, 128, 2, 8))
+    with pytest.raises(UnsupportedError, match="4 warps for each 64"):
+        plan_forward(problem, HOPPER, Tiling(64, 128, 2, 4))
+    bias = {"bias_dtype": "float16", "bias_shape": (1, 1, 1, 1), "extras": frozenset({"bias"})}
+    wider = {"window_left": 64 - right}
+    for taken in (wider, {"window_left": None}, {"seqlen_q": 64}, bias):
+        assert plan_forward(replace(problem, **taken), HOPPER, Tiling(64, 128, 2, 8))
 
 
 def test_a_tile_of_the_table_may_be_asked_for_at_any_length() -> None:

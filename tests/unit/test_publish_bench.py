@@ -185,7 +185,20 @@ def test_what_is_no_run_is_refused(
     assert not publish.FOLDER.exists()
 
 
-@pytest.mark.parametrize("change", [{"dtype": "float32"}, {"device": "NVIDIA A100"}])
+def test_the_same_run_twice_is_refused(publish: Any, elsewhere: Path) -> None:
+    file = elsewhere / "a.json"
+    file.write_text(json.dumps(made_up()))
+    assert "a direction each" in refusal(publish, file, file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float32"},
+        {"device": "NVIDIA A100"},
+        {"command": "python -m cupyflash bench --shapes 2,512,8,64"},
+    ],
+)
 def test_runs_of_several_kinds_are_refused(
     publish: Any, elsewhere: Path, change: dict[str, str]
 ) -> None:
