@@ -85,7 +85,9 @@ struct MmaScoreGradients {
           }
           const float exponent = config.unbounded() ? (score.value - row_shift) * block.factor
                                                     : fmaf(score.value, block.factor, -row_shift);
-          const float probability = exp2_hardware(exponent) * row_inverse;
+          float probability = exp2_hardware(exponent) * row_inverse;
+          // The row's statistics may be NaN: of what it does not see nothing may get that.
+          if (config.hides() && careful && score.value == -infinity<float>) probability = 0.0f;
           kept[e] = probability;
           s[e] = config.softcap && !Block::late_slope ? probability * score.slope : probability;
           if constexpr (Block::late_slope) late.slopes.at[i][j][e] = score.slope;
