@@ -122,7 +122,7 @@ struct KeyGradientMainloop {
       const T inverse = statistics.inverse_sum[LaneGrid::col() + j * LaneGrid::cols];
 #pragma unroll
       for (int i = 0; i < Shape::rows; ++i) {
-        scores.at[i][j] = Shape::probability(scores.at[i][j], shift, inverse);            // P^T
+        scores.at[i][j] = exp_difference(scores.at[i][j], shift) * inverse;               // P^T
         gradients.at[i][j] = Shape::score_gradient(scores.at[i][j], gradients.at[i][j]);  // dS^T
       }
     }

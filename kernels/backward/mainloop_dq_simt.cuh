@@ -113,7 +113,7 @@ struct QueryGradientMainloop {
 #pragma unroll
       for (int j = 0; j < Shape::cols; ++j) {
         const T probability =
-            Shape::probability(scores.at[i][j], statistics.shift[i], statistics.inverse_sum[i]);
+            exp_difference(scores.at[i][j], statistics.shift[i]) * statistics.inverse_sum[i];
         gradients.at[i][j] = Shape::score_gradient(probability, gradients.at[i][j]);  // dS
         if (by_product && array_gradients.wanted && probability != T(0)) {
           const int query_index = lane_query + i * LaneGrid::rows;

@@ -85,9 +85,7 @@ struct MmaScoreGradients {
           }
           const float exponent = config.unbounded() ? (score.value - row_shift) * block.factor
                                                     : fmaf(score.value, block.factor, -row_shift);
-          float probability = exp2_hardware(exponent) * row_inverse;
-          // The row's statistics may be NaN: of what it does not see nothing may get that.
-          if (config.hides() && careful && score.value == -infinity<float>) probability = 0.0f;
+          const float probability = exp2_hardware(exponent) * row_inverse;
           kept[e] = probability;
           s[e] = config.softcap && !Block::late_slope ? probability * score.slope : probability;
           if constexpr (Block::late_slope) late.slopes.at[i][j][e] = score.slope;

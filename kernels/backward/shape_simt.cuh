@@ -96,12 +96,6 @@ struct BackwardShape {
     product = score.value(product, query_index, key_index);
   }
 
-  /// P; 0 where masks hide, even of rows whose statistics are NaN.
-  __device__ static T probability(T score, T shift, T inverse) {
-    if (config.hides() && score == -infinity<T>) return T(0);
-    return exp_difference(score, shift) * inverse;
-  }
-
   /// dS from P and what score_pair made of dP, which may be NaN where masks hide.
   __device__ static T score_gradient(T probability, T gradient) {
     if (config.hides() && probability == T(0)) return T(0);

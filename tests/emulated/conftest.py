@@ -25,7 +25,7 @@ CHOSEN = (
     r"rows_that_see_no_key",
     r"tiles_that_nothing_meets",
     r"gradients_of_a_whole_bias",
-    r"what_an_entry_holds.*\[(mma|simt)-",
+    r"what_an_entry_holds.*\[mma-",
     r"an_axis_of_length_1_is_also_whole\[mma-",
     r"a_scale_of_nothing",
     r"float8_feature_alone\[.*-(plain|varlen)\]",

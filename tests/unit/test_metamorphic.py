@@ -105,32 +105,6 @@ def test_what_an_entry_holds_does_not_reach_others(engine, rng, entry, name, val
         assert same_bits(kept, expected), part
 
 
-@pytest.mark.parametrize("hidden_by", ["length", "mask"])
-@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
-def test_what_an_entry_holds_does_not_reach_a_bias_that_it_does_not_meet(
-    engine, rng, name, hidden_by
-):
-    """Gradients of a bias that entries share, where one of them has no key."""
-    require(engine, "varlen", "mask", "bias")
-    shape = Shape(2, 12, 40, 2, 2, 16, 16)
-    arguments = draw(rng, shape, usual_dtype(engine))
-    arguments["bias"] = rng.normal(size=(1, 2, 12, 40)).astype(np.float32)
-    if hidden_by == "mask":
-        arguments["mask"] = np.arange(40) < np.array([7, 40])[:, None, None, None]
-        held = 0, slice(0, 7 if name in ("k", "v") else None)
-    else:
-        for each in ("q", "k", "v", "dout"):
-            arguments[each] = np.concatenate([arguments[each][0, : 7 * (each in "kv") or 12],
-                                              arguments[each][1]])  # fmt: skip
-        arguments["cu_seqlens"] = np.int32([0, 12, 24]), np.int32([0, 7, 47])
-        held = slice(0, 7 if name in ("k", "v") else 12)
-    clean = call(engine, **arguments)
-    arguments[name][held] = np.nan
-    result = call(engine, **arguments)
-    assert np.isnan(result.dbias[..., :7]).all()
-    assert same_bits(result.dbias[..., 7:].copy(), clean.dbias[..., 7:].copy())
-
-
 @pytest.mark.parametrize("seqlens", [(40, 40), (40, 70), (70, 40)])
 def test_window_open_to_the_left_is_causal(engine, rng, seqlens):
     require(engine, "window")
