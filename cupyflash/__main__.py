@@ -78,7 +78,7 @@ def _known_gpu(arch: str) -> device.Device:
     for name in (arch, f"{arch}a"):
         with suppress(KeyError):
             return device.Device.known(name)
-    known = ", ".join(device._KNOWN)
+    known = ", ".join(device.KNOWN)
     raise argparse.ArgumentTypeError(
         f"{arch!r} is not among the architectures that cupyflash knows: {known}"
     )

@@ -156,6 +156,13 @@ def tiling(value: Any) -> Tiling | None:
     return value
 
 
+def require_bools(**flags: Any) -> None:
+    """Refuse what is only true or false in an ``if``: the string "False" is true there."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+
+
 def integer(value: Any, name: str) -> int:
     if not isinstance(value, bool):
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash._arrays import FLOAT_DTYPES, Array, as_array, describe, place_of
+from cupyflash._options import require_bools
 from cupyflash.attention import flash_attention
 
 __all__ = ["scaled_dot_product_attention"]
@@ -78,13 +79,6 @@ def scaled_dot_product_attention(
         layout="bhsd",
     )
     return out.reshape((*query.shape[:-1], value.shape[-1]))
-
-
-def require_bools(**flags: Any) -> None:
-    """Refuse what is only true or false in an ``if``: the string "False" is true there."""
-    for name, flag in flags.items():
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name} must be True or False, got {type(flag).__name__} {flag!r}")
 
 
 def _require_same_leads(query: Array, key: Array, value: Array, enable_gqa: bool) -> None:

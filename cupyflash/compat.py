@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from cupyflash._arrays import Array, as_array, describe
-from cupyflash._options import finite_number, integer
-from cupyflash._sdpa import require_bools, scaled_dot_product_attention
+from cupyflash._options import finite_number, integer, require_bools
+from cupyflash._sdpa import scaled_dot_product_attention
 from cupyflash.attention import (
     flash_attention,
     flash_attention_forward,

@@ -122,8 +122,7 @@ def _axes(x: Any, layout: str) -> Layout:
 
 def _groups(array: Array, num_heads_kv: int | None, rotate: Any) -> Array:
     """View ``(b, s, h, d)`` as ``(b, s, groups, heads of a group, d)``."""
-    if not isinstance(rotate, (bool, np.bool_)):
-        raise TypeError(f"rotate must be True or False, got {rotate!r}")
+    _options.require_bools(rotate=rotate)
     *lead, heads, width = array.shape
     groups = heads if num_heads_kv is None else _options.integer(num_heads_kv, "num_heads_kv")
     if heads and (groups < 1 or heads % groups):

@@ -163,8 +163,7 @@ def relative_position_bias(
     num_buckets, num_heads = table.shape
     if num_buckets < _LEAST_BUCKETS:
         raise ValueError(f"table must have {_LEAST_BUCKETS} buckets or more, got {describe(table)}")
-    if not isinstance(bidirectional, (bool, np.bool_)):
-        raise TypeError(f"bidirectional must be True or False, got {bidirectional!r}")
+    _options.require_bools(bidirectional=bidirectional)
     max_distance, offset = _options.integer(max_distance, "max_distance"), _offset(offset)
     exact = num_buckets // (4 if bidirectional else 2)  # distances with a bucket each
     if not exact < max_distance <= _FARTHEST:

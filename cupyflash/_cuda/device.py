@@ -9,7 +9,7 @@ from typing import Any
 
 from cupyflash.errors import NoDeviceError
 
-__all__ = ["Device", "current", "describe", "require_cupy"]
+__all__ = ["KNOWN", "Device", "current", "describe", "require_cupy"]
 
 _INSTALL = "pip install 'cupyflash[cuda13]' (cuda12 for a driver older than 580)"
 _KIB = 1024
@@ -57,14 +57,14 @@ class Device:
         KeyError
             The architecture is not in the table.
         """
-        return _KNOWN[arch]
+        return KNOWN[arch]
 
 
 def _known(name: str, major: int, minor: int, processors: int, shared: int, l2: int) -> Device:
     return Device(-1, name, (major, minor), processors, shared * _KIB, l2 * _KIB * _KIB)
 
 
-_KNOWN = {
+KNOWN = {
     device.arch: device
     for device in (
         _known("NVIDIA T4", 7, 5, 40, 64, 4),

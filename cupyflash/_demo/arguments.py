@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-from cupyflash._validate import MAX_HEAD_DIM
+from cupyflash.bench.workloads import parse_head_dim, parse_positive
 
 __all__ = ["HEAD_DIM", "PLOT", "POSITIVE", "existing_file", "file_to_write", "some_text", "whole"]
 
@@ -61,6 +61,6 @@ def file_to_write(*suffixes: str) -> Callable[[str], Path]:
     return convert
 
 
-POSITIVE = whole(1)
-HEAD_DIM = whole(1, MAX_HEAD_DIM)
+POSITIVE = parse_positive
+HEAD_DIM = parse_head_dim
 PLOT = file_to_write(".png", ".pdf", ".svg", ".jpg")

@@ -80,9 +80,7 @@ def bind(
     """Check one call; errors as in `flash_attention_with_kvcache`."""
     query = as_operand(q, "q")
     place = place_of(query)
-    for name, flag in flags.items():
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name} must be True or False, got {flag!r}")
+    _options.require_bools(**flags)
     splits = _options.integer(num_splits, "num_splits")
     if splits < 0:
         raise ValueError(f"num_splits must be >= 0 (0 = chosen), got {num_splits!r}")

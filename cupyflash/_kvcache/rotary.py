@@ -10,6 +10,7 @@ import numpy as np
 from cupyflash._arrays import Array, Place, as_array, describe, require_place
 from cupyflash._kvcache.bits import gathered
 from cupyflash._kvcache.entries import Entries
+from cupyflash._options import require_bools
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Rotary:
 
 def bind_rotary(cos: Any, sin: Any, interleaved: Any, query: Array, place: Place) -> Rotary | None:
     """Check the tables; None without them."""
-    if not isinstance(interleaved, (bool, np.bool_)):
-        raise TypeError(f"rotary_interleaved must be True or False, got {interleaved!r}")
+    require_bools(rotary_interleaved=interleaved)
     if cos is None and sin is None:
         return None
     if cos is None or sin is None:
