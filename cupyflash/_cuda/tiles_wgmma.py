@@ -38,7 +38,7 @@ _MAX_REGISTERS_APART = {1: 204, 2: 204, 3: 144}  # at 144 a few words do, and it
 # Keys of a tile for which there is an instruction in arch/wgmma_*.cuh, with Q in shared memory.
 KEY_WIDTHS = (64, 80, 112, 128)
 _KEY_WIDTHS_WITH_KEPT_QUERIES = (64, 128)
-_FLOAT8_KEY_WIDTHS = (96, 128)
+_FLOAT8_KEY_WIDTHS = (96, 128, 192)
 _MAX_FLOAT8_CONSUMERS = 3  # warps that transpose leave too few registers for four
 _VALUE_WIDTHS = (64, 96, 128, 192, 256)
 _VALUE_WIDTHS_WITH_SHARED_PROBABILITIES = (64, 128)
@@ -224,19 +224,22 @@ BIAS_TILES: dict[int, tuple[WgmmaTile, ...]] = {
 
 # Three warpgroups, which overlap one another: faster than two that overlap on their own, and than
 # P in shared memory, as a group waits for each product anyway.
-_FLOAT8_NARROW_LONG = WgmmaTile(
+_FLOAT8_APART = WgmmaTile(
     192, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True, joined=False, apart=True,
     least_keys=512,
 )  # fmt: skip
+# The wider a step, the fewer waits for products. From 128 dims on its scores find no registers.
+_FLOAT8_APART_LONG = replace(_FLOAT8_APART, block_n=192, query_in_registers=False, least_keys=1536)
 _FLOAT8_NARROW = (
-    _FLOAT8_NARROW_LONG,
+    _FLOAT8_APART_LONG,
+    _FLOAT8_APART,
     WgmmaTile(192, 96, 2, False, staged=64, itemsize=1, sums_by_tile=True),
     WgmmaTile(128, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True),
 )
 # P in shared memory leaves registers for 128 keys beside sums by tile; the last is for widths of v
 # for which it cannot be there.
 _FLOAT8_MEDIUM = (
-    replace(_FLOAT8_NARROW_LONG, query_in_registers=False),
+    replace(_FLOAT8_APART, query_in_registers=False),
     WgmmaTile(
         128, 128, 2, False, staged=64, itemsize=1, sums_by_tile=True, shared_probabilities=True
     ),
@@ -248,7 +251,7 @@ _FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
-    96: _FLOAT8_MEDIUM[::2],
+    96: (_FLOAT8_APART_LONG, *_FLOAT8_MEDIUM[::2]),
     128: _FLOAT8_MEDIUM,
     **dict.fromkeys((160, 192), _FLOAT8_WIDE),
     **dict.fromkeys((224, 256), _FLOAT8_WIDEST),

@@ -1,8 +1,8 @@
 // Keys and values of a cache to shared memory, by the warps that share them: four threads a row,
-// whatever block it stands in. Numbers of pages are asked for a step ahead of the rows.
+// whatever block it stands in.
 #pragma once
 
-#include "attention/cache_entry.cuh"
+#include "decode/block_numbers.cuh"
 #include "decode/shape.cuh"
 #include "tile/load_swizzled.cuh"
 
@@ -29,6 +29,10 @@ class CacheLoader {
   static constexpr int rows_per_pass = 8 * config.row_warps;
   static constexpr int passes = (config.warp_keys + rows_per_pass - 1) / rows_per_pass;
   static_assert(config.warp_keys % 8 == 0);
+  static constexpr bool whole_steps =
+      config.page_size > 0 && config.page_size % config.warp_keys == 0;
+  using Numbers = typename Either<whole_steps, StepNumbers<config>,
+                                  RowNumbers<config, passes, rows_per_pass>>::Type;
 
   /// `thread` counts those that share keys.
   __device__ CacheLoader(const CacheParams& params, const CacheEntry& entry, int head_kv,
@@ -41,25 +45,22 @@ class CacheLoader {
         row_(thread / 4),
         chunk_(thread % 4) {}
 
-  /// Asks for the places of keys first_key ...
-  __device__ void prepare(int first_key) {
-#pragma unroll
-    for (int pass = 0; pass < passes; ++pass) {
-      const int position = first_key + row_ + pass * rows_per_pass;
-      numbers_[pass] = valid_.contains(position) ? blocks_.number_at(position) : 0;
-    }
-  }
+  /// Prepares for the first step, whose keys are first_key ...
+  __device__ void start(int first_key) { numbers_.start(blocks_, valid_, first_key, row_); }
+  /// Prepares for the next one.
+  __device__ void advance(int first_key) { numbers_.advance(blocks_, valid_, first_key, row_); }
 
   /// Copies the keys and values that were prepared for; those that nobody sees become 0.
   __device__ void load(const typename Shape::KeyTile& key_tile,
-                       const typename Shape::ValueTile& value_tile, int first_key) const {
+                       const typename Shape::ValueTile& value_tile, int first_key) {
+    numbers_.take();
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
       const int row = row_ + pass * rows_per_pass;
       if (config.warp_keys % rows_per_pass != 0 && row >= config.warp_keys) break;
       const int position = first_key + row;
       const bool inside = valid_.contains(position);
-      const CachePlace place = blocks_.place(numbers_[pass], inside ? position : 0);
+      const CachePlace place = blocks_.place(numbers_.of_row(pass), inside ? position : 0);
       if (inside && !place.exists) params_.faults[1] = 1;
       const int64 block = place.block, token = place.row;
       load_row<config.cache_width>(
@@ -81,7 +82,7 @@ class CacheLoader {
   Range valid_;
   int row_;
   int chunk_;
-  int numbers_[passes];
+  Numbers numbers_;
 };
 
 /// Copies the tile's rows; those that do not exist become 0.

@@ -47,7 +47,7 @@ class DecodeMainloop {
     CacheLoader<config> loader(params_, entry_, head_kv_, seen_, thread);
     load_queries<config>(params_, query_tile(), rows_, entry_.index, head_kv_);
     copy_async_commit();
-    loader.prepare(first_key(steps.begin));
+    loader.start(first_key(steps.begin));
 #pragma unroll
     for (int ahead = 0; ahead < config.stages - 1; ++ahead) {
       load_step(loader, ahead, steps.begin + ahead, steps.end);
@@ -144,7 +144,7 @@ class DecodeMainloop {
   __device__ void load_step(CacheLoader<config>& loader, int stage, int n, int end) const {
     if (n < end) {
       loader.load(key_tile(stage), value_tile(stage), first_key(n));
-      if (n + 1 < end) loader.prepare(first_key(n + 1));
+      if (n + 1 < end) loader.advance(first_key(n + 1));
     }
     copy_async_commit();
   }

@@ -18,8 +18,10 @@ namespace cupyflash {
 /// writes lie in eight different groups of banks.
 template <int warps, class Source, class Target>
 __device__ inline void transpose_float8(const Source& source, const Target& target, int warp) {
-  static_assert(Source::rows % 32 == 0 && Target::rows % 16 == 0 && Target::panels == 1);
+  static_assert(Source::rows % 32 == 0 && Target::rows % 16 == 0);
   constexpr int key_groups = Source::rows / 32;
+  constexpr int together = key_groups % 4 == 0 ? 4 : 3;  // more than four would need memory
+  static_assert(key_groups % together == 0);
   const int lane = threadIdx.x & 31;
   const bool swapped = lane >> 4;  // of lane (g, t): g >= 4
   const unsigned even = swapped ? 0x7531 : 0x6420, odd = swapped ? 0x6420 : 0x7531;
@@ -30,18 +32,22 @@ __device__ inline void transpose_float8(const Source& source, const Target& targ
 #pragma unroll 1
   for (int dims = warp; dims < Target::rows / 16; dims += warps) {
     const unsigned from = source.chunk(lane, dims), to = first + dims * 16 * Target::Panel::pitch;
-    unsigned in[key_groups][4];
 #pragma unroll
-    for (int keys = 0; keys < key_groups; ++keys) {
-      load_matrices_transposed(in[keys], from + keys * 32 * Source::Panel::pitch);
-    }
+    for (int group = 0; group < key_groups; group += together) {
+      unsigned in[together][4];
 #pragma unroll
-    for (int keys = 0; keys < key_groups; ++keys) {
-      const unsigned (&each)[4] = in[keys];
-      const unsigned out[4] = {
-          __byte_perm(each[0], each[1], even), __byte_perm(each[0], each[1], odd),
-          __byte_perm(each[2], each[3], even), __byte_perm(each[2], each[3], odd)};
-      store_matrices(to ^ keys << 5, out);
+      for (int i = 0; i < together; ++i) {
+        load_matrices_transposed(in[i], from + (group + i) * 32 * Source::Panel::pitch);
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int keys = group + i;
+        const unsigned (&each)[4] = in[i];
+        const unsigned out[4] = {
+            __byte_perm(each[0], each[1], even), __byte_perm(each[0], each[1], odd),
+            __byte_perm(each[2], each[3], even), __byte_perm(each[2], each[3], odd)};
+        store_matrices((to ^ keys % 4 << 5) + keys / 4 * Target::Panel::bytes, out);
+      }
     }
   }
 }

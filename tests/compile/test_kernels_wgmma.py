@@ -73,7 +73,8 @@ def test_float8(head_dim: int) -> None:
     shape = (2, 999, 999, 4, 2, head_dim, head_dim)
     problem = Problem("float8_e4m3fn", *shape, 0.1, None, right, out_dtype="bfloat16")
     for tile in FLOAT8_TILES[head_dim]:
-        spilled = 96 if head_dim == 128 else 16  # what a group keeps from one step to the next
+        tight = head_dim == 128 or tile.block_n == 192  # for what a group keeps between query tiles
+        spilled = 96 if tight else 16
         check(plan_forward(problem, HOPPER, tile), spilled if tile.consumers == 3 else 0)
 
 

@@ -162,14 +162,17 @@ def test_float8_rows_pass_shared_memory(engine, rng, monkeypatch, window):
     assert_within_rounding(engine, result, real | window)
 
 
-# Three groups, scores and a tile's sums in the same registers: head dims, options.
+# Three groups, scores and a tile's sums in the same registers: head dims, keys, options.
 APART_CASES = {
-    "full": ((128, 128), {}),
-    "causal": ((128, 128), {"causal": True}),
-    "window": ((128, 128), {"window": (150, 40)}),
-    "narrow": ((64, 64), {"causal": True}),
-    "medium": ((96, 96), {}),
-    "narrow out": ((128, 48), {"window": (90, 0)}),
+    "full": ((128, 128), 128, {}),
+    "causal": ((128, 128), 128, {"causal": True}),
+    "window": ((128, 128), 128, {"window": (150, 40)}),
+    "narrow": ((64, 64), 128, {"causal": True}),
+    "medium": ((96, 96), 128, {}),
+    "narrow out": ((128, 48), 128, {"window": (90, 0)}),
+    "wide steps": ((64, 64), 192, {}),
+    "wide steps, causal": ((64, 48), 192, {"causal": True}),
+    "wide steps, window": ((96, 96), 192, {"window": (150, 40)}),
 }
 
 
@@ -177,8 +180,9 @@ APART_CASES = {
 def test_products_apart(engine, rng, monkeypatch, case):
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
-    dims, options = APART_CASES[case]
-    (tile,) = (tile for tile in FLOAT8_TILES[dims[0]] if tile.apart)
+    dims, keys, options = APART_CASES[case]
+    tiles = FLOAT8_TILES[dims[0]]
+    (tile,) = (tile for tile in tiles if tile.apart and tile.block_n == keys)
     lengths = LENGTHS[int(rng.integers(len(LENGTHS)))]
     float8, real = draw_float8(rng, Shape(2, *lengths, 4, 2, *dims), ["gqa"], "bshd")
     with chosen(monkeypatch, tile):

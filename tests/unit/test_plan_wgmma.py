@@ -719,3 +719,16 @@ def test_float8_tiles_fit(head_dim: int) -> None:
         plan = plan_forward(float8(d=head_dim, dv=head_dim), HOPPER, tile)
         assert plan.launch.shared_memory <= HOPPER.shared_memory_per_block_optin
         assert plan.config.sums_by_tile == (head_dim <= 128)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "block_m", "block_n"),
+    [(64, 8192, 192, 192), (96, 1536, 192, 192), (64, 1535, 192, 128), (128, 8192, 192, 128),
+     (128, 1024, 192, 128), (64, 512, 192, 128), (128, 640, 128, 128), (128, 511, 128, 128)],
+)  # fmt: skip
+def test_float8_tiles_by_length(head_dim: int, length: int, block_m: int, block_n: int) -> None:
+    """Up to an eighth of the rows of three warpgroups may be wasted."""
+    problem = float8(d=head_dim, dv=head_dim, seqlen_q=length, seqlen_k=length)
+    config = plan_forward(problem, HOPPER).config
+    assert (config.block_m, config.block_n) == (block_m, block_n)
+    assert config.apart == (block_m == 192)
