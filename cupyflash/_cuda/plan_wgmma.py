@@ -32,6 +32,7 @@ from cupyflash._cuda.plan_wgmma_backward import plan_backward
 from cupyflash._cuda.tiles_wgmma import (
     BANDED_TILES,
     BIAS_TILES,
+    FLOAT8_BANDED_TILES,
     FLOAT8_TILES,
     FORWARD_TILES,
     WgmmaTile,
@@ -305,13 +306,12 @@ def _too_few_keys(tile: WgmmaTile, problem: Problem) -> str | None:
 
 def _table(problem: Problem) -> tuple[WgmmaTile, ...]:
     width = bucket(max(problem.head_dim, problem.head_dim_v))
+    full, banded = FORWARD_TILES, BANDED_TILES
     if problem.is_float8:
-        return FLOAT8_TILES[width]
-    if "bias" in problem.extras:
-        return BIAS_TILES[width]
-    if problem.is_banded and width in BANDED_TILES:
-        return BANDED_TILES[width]
-    return FORWARD_TILES[width]
+        full, banded = FLOAT8_TILES, FLOAT8_BANDED_TILES
+    elif "bias" in problem.extras:
+        full = banded = BIAS_TILES
+    return banded.get(width, full[width]) if problem.is_banded else full[width]
 
 
 def _for_length(table: tuple[WgmmaTile, ...], problem: Problem) -> tuple[WgmmaTile, ...]:

@@ -23,6 +23,7 @@ from cupyflash._cuda.warpgroup import (
 __all__ = [
     "BANDED_TILES",
     "BIAS_TILES",
+    "FLOAT8_BANDED_TILES",
     "FLOAT8_TILES",
     "FORWARD_TILES",
     "KEY_WIDTHS",
@@ -201,7 +202,10 @@ FORWARD_TILES: dict[int, tuple[WgmmaTile, ...]] = {
 # none waits for the others; fewer key tiles go by before the next query tile.
 _NARROW_BANDS = (_NARROW_LONG, replace(_NARROW_SHORT, turns=False, eager=True), _NARROW_LAST)
 _MEDIUM_BANDS = (replace(_MEDIUM_LONG, least_keys=4096), *_MEDIUM)
-BANDED_TILES = {32: _NARROW_BANDS, 64: _NARROW_BANDS, 128: _MEDIUM_BANDS}
+BANDED_TILES: dict[int, tuple[WgmmaTile, ...]] = {
+    **dict.fromkeys((32, 64), _NARROW_BANDS),
+    128: _MEDIUM_BANDS,
+}
 
 # With a bias, two of whose tiles take a seventh of shared memory or more. Three warpgroups overlap
 # the arithmetic with scores best; joined, they would spill. The other is for lengths that waste
@@ -245,14 +249,26 @@ _FLOAT8_MEDIUM = (
     ),
     WgmmaTile(128, 96, 2, True, staged=128, itemsize=1, sums_by_tile=True),
 )
-_FLOAT8_WIDE = (WgmmaTile(128, 128, 2, False, staged=64, itemsize=1),)
-_FLOAT8_WIDEST = (WgmmaTile(128, 96, 2, False, staged=64, itemsize=1),)
+_FLOAT8_WIDE = WgmmaTile(128, 128, 2, False, turns=False, staged=64, itemsize=1)
+_FLOAT8_WIDEST = replace(_FLOAT8_WIDE, block_n=96)
 # FP8: V is in shared memory twice, as it came and transposed. Sums by tile take as many registers
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
     96: (_FLOAT8_APART_LONG, *_FLOAT8_MEDIUM[::2]),
     128: _FLOAT8_MEDIUM,
-    **dict.fromkeys((160, 192), _FLOAT8_WIDE),
-    **dict.fromkeys((224, 256), _FLOAT8_WIDEST),
+    **dict.fromkeys((160, 192), (_FLOAT8_WIDE,)),
+    **dict.fromkeys(
+        (224, 256),
+        (replace(_FLOAT8_WIDEST, least_keys=8192), replace(_FLOAT8_WIDEST, turns=True)),
+    ),
+}
+# The same with a band: none waits for others that have more key tiles.
+FLOAT8_BANDED_TILES: dict[int, tuple[WgmmaTile, ...]] = {
+    128: (
+        replace(_FLOAT8_MEDIUM[0], least_keys=2048),
+        replace(_FLOAT8_MEDIUM[0], turns=False),
+        *_FLOAT8_MEDIUM[1:],
+    ),
+    **dict.fromkeys((224, 256), (_FLOAT8_WIDEST,)),
 }

@@ -11,7 +11,14 @@ from cupyflash._cuda.device import Device
 from cupyflash._cuda.plan_mma import after_wgmma
 from cupyflash._cuda.plan_mma import plan_forward as plan_mma
 from cupyflash._cuda.plan_wgmma import WgmmaForwardPlan, plan_forward
-from cupyflash._cuda.tiles_wgmma import BANDED_TILES, BIAS_TILES, FLOAT8_TILES, FORWARD_TILES
+from cupyflash._cuda.tiles_wgmma import (
+    BANDED_TILES,
+    BIAS_TILES,
+    FLOAT8_BANDED_TILES,
+    FLOAT8_TILES,
+    FORWARD_TILES,
+    WgmmaTile,
+)
 from cupyflash._problem import Problem
 from cupyflash.tiling import Tiling
 
@@ -67,12 +74,16 @@ def test_probabilities_in_shared_memory(
     check(plan_forward(problem, HOPPER, tile), spilled)
 
 
-@pytest.mark.parametrize("head_dim", FLOAT8_TILES)
-def test_float8(head_dim: int) -> None:
-    right = 0 if head_dim % 64 else None
+@pytest.mark.parametrize(
+    ("head_dim", "tables"),
+    [*((head_dim, FLOAT8_TILES) for head_dim in FLOAT8_TILES),
+     *((head_dim, FLOAT8_BANDED_TILES) for head_dim in FLOAT8_BANDED_TILES)],
+)  # fmt: skip
+def test_float8(head_dim: int, tables: dict[int, tuple[WgmmaTile, ...]]) -> None:
+    right = 0 if head_dim % 64 or tables is FLOAT8_BANDED_TILES else None
     shape = (2, 999, 999, 4, 2, head_dim, head_dim)
     problem = Problem("float8_e4m3fn", *shape, 0.1, None, right, out_dtype="bfloat16")
-    for tile in FLOAT8_TILES[head_dim]:
+    for tile in tables[head_dim]:
         tight = head_dim == 128 or tile.block_n == 192  # for what a group keeps between query tiles
         spilled = 96 if tight else 16
         check(plan_forward(problem, HOPPER, tile), spilled if tile.consumers == 3 else 0)

@@ -726,9 +726,24 @@ def test_float8_tiles_fit(head_dim: int) -> None:
     [(64, 8192, 192, 192), (96, 1536, 192, 192), (64, 1535, 192, 128), (128, 8192, 192, 128),
      (128, 1024, 192, 128), (64, 512, 192, 128), (128, 640, 128, 128), (128, 511, 128, 128)],
 )  # fmt: skip
-def test_float8_tiles_by_length(head_dim: int, length: int, block_m: int, block_n: int) -> None:
+@pytest.mark.parametrize("right", [None, 0])
+def test_float8_tiles_by_length(
+    head_dim: int, length: int, block_m: int, block_n: int, right: int | None
+) -> None:
     """Up to an eighth of the rows of three warpgroups may be wasted."""
-    problem = float8(d=head_dim, dv=head_dim, seqlen_q=length, seqlen_k=length)
+    problem = float8(d=head_dim, dv=head_dim, seqlen_q=length, seqlen_k=length, window_right=right)
     config = plan_forward(problem, HOPPER).config
     assert (config.block_m, config.block_n) == (block_m, block_n)
     assert config.apart == (block_m == 192)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "full", "causal"),
+    [(64, 512, True, True), (128, 1024, True, False), (128, 2048, True, True),
+     (192, 2048, False, False), (256, 4096, True, False), (256, 8192, False, False)],
+)  # fmt: skip
+def test_float8_tiles_with_turns(head_dim: int, length: int, full: bool, causal: bool) -> None:
+    problem = float8(d=head_dim, dv=head_dim, seqlen_q=length, seqlen_k=length)
+    for right, turns in ((None, full), (0, causal)):
+        config = plan_forward(replace(problem, window_right=right), HOPPER).config
+        assert config.turns == turns
