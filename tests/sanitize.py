@@ -78,7 +78,7 @@ def main(chosen: Collection[str] = (*ENGINES, "cache")) -> None:
             except UnsupportedError:
                 continue
     if "cache" in chosen:
-        calls += watch_caches() + watch_caches(cached_as_float8)
+        calls += watch_caches() + watch_caches(cached_as_float8) + watch_pages()
     if {"mma", "turns"} & {*chosen}:
         calls += watch_turns()
     if "wgmma" in chosen:
@@ -107,6 +107,20 @@ def watch_caches(cached: Callable[[Any], Any] = lambda x: x) -> int:
     return calls
 
 
+def watch_pages() -> int:
+    """Pages that hold all keys of a step, for so many steps that the table is asked three times."""
+    pages, page, dim = 160, 64, 32
+    table = cupy.random.permutation(pages).reshape(1, pages).astype("int32")
+    caches = draw((2, pages, page, 1, dim), np.float16)
+    lengths = cupy.asarray([pages * page - 5], "int32")
+    for leftpad in (0, 130):
+        flash_attention_with_kvcache(
+            draw((1, 1, 2, dim), np.float16), *caches, cache_seqlens=lengths, page_table=table,
+            cache_leftpad=cupy.asarray([leftpad], "int32"), num_splits=1,
+        )  # fmt: skip
+    return 2
+
+
 def cached_as_float8(x: Any) -> Any:
     """A cache of the same numbers in FP8."""
     return quantize_fp8(x)[0]
@@ -127,7 +141,12 @@ def watch_turns() -> int:
 
 def watch_float8() -> int:
     """FP8 with every head dim of `SHAPES`, and with the tiles of more keys."""
-    shapes = (*SHAPES, (190, 600, 2, 1, 64, 64), (190, 600, 2, 1, 128, 128))
+    shapes = (
+        *SHAPES,
+        (190, 600, 2, 1, 64, 64),
+        (190, 600, 2, 1, 128, 128),
+        (190, 1600, 1, 1, 64, 64),
+    )
     for seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v in shapes:
         (query, q_descale), (key, k_descale), (value, v_descale) = (
             quantize_fp8(draw((1, *dims), np.float32), num_heads_kv=heads_kv)

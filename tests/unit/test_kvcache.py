@@ -121,7 +121,7 @@ def test_any_call(engine, data):
         options["sinks"] = rng.normal(size=heads[0]).astype(np.float32)
     if pick(True, False):
         options["softcap"] = rng.uniform(0.5, 3)
-    storage = pick(*STORAGE, {"page_size": 3}, {"page_size": 7})
+    storage = pick(*STORAGE, {"page_size": 3}, {"page_size": 7}, {"page_size": 32})
     arguments = draw(
         rng, seqlen_q=data.draw(st.integers(1, 9)), seqlen_k=seqlen_k, new=new, batch=batch,
         head_dim=pick(7, 16), heads=heads, leftpad=pick(True, False),
