@@ -40,10 +40,12 @@ def select(
             f"engine='numpy' serves host arrays, and this call is for the {place}; "
             "use cupy.asnumpy, or engine=None"
         )
-    from cupyflash._cuda.engines import PLANNERS, lacks
+    from cupyflash._cuda.engines import PLANNERS, lacks, yields
 
     reasons = []
     for engine in PLANNERS if named is None else (named,):
+        if named is None and yields(engine, problem):
+            continue
         missing = lacks(engine, problem, describe(place.device_id), operands)
         if not missing:
             return engine

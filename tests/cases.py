@@ -112,7 +112,7 @@ SUPPORTED: dict[str, frozenset[str]] = {
     "mma": frozenset(FEATURES),
     "wgmma": frozenset(
         {"causal", "top_left", "window", "softcap", "scale", "sinks", "gqa", "dlse"}
-        | {"alibi", "bias"}
+        | {"alibi", "bias", "varlen"}
     ),
 }
 _TENSOR_CORES = ("float16", "bfloat16")

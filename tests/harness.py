@@ -85,7 +85,8 @@ def call(
     require(engine, *features_of(q, k, layout, dlse, cu_seqlens, options))
     arrays = [to_engine(engine, x) for x in (q, k, v)]
     placed = {name: to_engine(engine, value) for name, value in options.items()}
-    placed |= {"layout": layout, "engine": named(engine, arrays, placed | {"layout": layout})}
+    placed["layout"] = layout
+    placed["engine"] = named(engine, arrays, placed, varlen=cu_seqlens is not None)
     with poisoned(engine):
         if cu_seqlens is None:
             out, saved = cupyflash.flash_attention_forward(*arrays, **placed)
@@ -278,9 +279,13 @@ def same_bits(a: Array, b: Array) -> bool:
 DEPUTIES = {"wgmma": ("mma",)}
 
 
-def named(engine: str, arrays: Any, options: dict[str, Any]) -> str | None:
+def named(engine: str, arrays: Any, options: dict[str, Any], varlen: bool = False) -> str | None:
     """`engine`, or None where it cannot read the arrays and leaves them to its deputy."""
     if engine in DEPUTIES:
+        if varlen:  # whose entries have options of their own
+            if options.get("bias") is not None:
+                return None
+            options = {"layout": options["layout"]}
         try:
             cupyflash.choose_tiling(*arrays, **options, engine=engine)
         except cupyflash.UnsupportedError as error:

@@ -108,7 +108,7 @@ def watch_caches(cached: Callable[[Any], Any] = lambda x: x) -> int:
 
 
 def watch_pages() -> int:
-    """Pages that hold all keys of a step, for so many steps that the table is asked three times."""
+    """Pages that hold all keys of a step, for so many steps that the table is asked again."""
     pages, page, dim = 160, 64, 32
     table = cupy.random.permutation(pages).reshape(1, pages).astype("int32")
     caches = draw((2, pages, page, 1, dim), np.float16)

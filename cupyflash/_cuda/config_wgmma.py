@@ -93,6 +93,12 @@ class WgmmaForwardConfig:
     bias: bool
     bias_dtype: str
     bias_stages: int
+    varlen: bool
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether a key tile may hold NaN that nobody sees."""
+        return self.bias or self.varlen
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from cupyflash._cuda import plan, plan_mma, plan_wgmma
 from cupyflash._cuda.device import Device
 from cupyflash._problem import Operands, Problem
 
-__all__ = ["PLANNERS", "backward_engine", "lacks", "runs_on"]
+__all__ = ["PLANNERS", "backward_engine", "lacks", "runs_on", "yields"]
 
 # Fastest first. Each planner has plan_forward and plan_backward, SUPPORTED_FEATURES,
-# SUPPORTED_DTYPES and LEAST_CAPABILITY, and may have LAST_CAPABILITY and unreadable; WIDE_FEATURES
-# if FP8 has fewer, BACKWARD_FEATURES if the backward has.
+# SUPPORTED_DTYPES and LEAST_CAPABILITY, and may have LAST_CAPABILITY, unreadable and yields;
+# WIDE_FEATURES if FP8 has fewer, BACKWARD_FEATURES if the backward has.
 PLANNERS: dict[str, ModuleType] = {"wgmma": plan_wgmma, "mma": plan_mma, "simt": plan}
 
 
@@ -45,6 +45,12 @@ def lacks(
     unreadable = getattr(planner, "unreadable", None)
     reason = unreadable(problem, operands) if operands is not None and unreadable else None
     return missing if reason is None else [*missing, reason]
+
+
+def yields(engine: str, problem: Problem) -> bool:
+    """Whether `engine` serves `problem` more slowly than those after it."""
+    slower = getattr(PLANNERS[engine], "yields", None)
+    return slower is not None and slower(problem)
 
 
 def backward_engine(engine: str, problem: Problem) -> str:

@@ -37,7 +37,7 @@ from cupyflash._cuda.params import (
     pointers_of,
 )
 from cupyflash._cuda.plan_mma import MmaForwardPlan
-from cupyflash._cuda.plan_wgmma import SUSPECTS, WgmmaForwardPlan
+from cupyflash._cuda.plan_wgmma import COUNTER_BYTES, SUSPECTS, WgmmaForwardPlan
 from cupyflash._cuda.score_check import check_once
 from cupyflash._cuda.scratch import allocate
 from cupyflash._cuda.tuned import Tile
@@ -73,6 +73,7 @@ class Prepared(NamedTuple):
     pointers: tuple[str, ...]  # that each launch takes
     scratch: dict[str, tuple[int, str]]  # pointer -> number of elements, dtype
     launches: tuple[tuple[Launcher, int], ...]
+    zeroed: tuple[str, ...] = ()  # of the scratch memory
 
 
 def forward(
@@ -123,6 +124,8 @@ def forward(
         **optional_addresses(operands),
     }
     scratch = allocate(prepared.scratch)  # kept until all is launched
+    for name in prepared.zeroed:
+        scratch[name].fill(0)
     addresses.update((name, address(array)) for name, array in scratch.items())
     values = values_of(prepared.pointers, addresses)
     for launcher, blocks in prepared.launches:
@@ -178,7 +181,8 @@ def _prepare(
     loads, stores = layout.vector_bytes
     bias_bytes = layout.optional.bias_bytes
     if engine == "wgmma":
-        if not is_mappable(layout.out, (problem.batch, problem.seqlen_q, problem.num_heads)):
+        lengths = problem.batch, problem.seqlen_q, problem.num_heads
+        if not problem.varlen and not is_mappable(layout.out, lengths):
             stores = min(stores, VECTOR_BYTES // 2)  # the copy engine cannot write such an array
         loads = VECTOR_BYTES  # as `unreadable` has seen; strides of axes of length 1 are not taken
         if problem.is_empty:  # of such arrays there is no description: others write zeros
@@ -191,14 +195,16 @@ def _prepare(
     scratch = {tile_map.pointer: (tile_map.size, "uint8") for tile_map in plan.tile_maps}
     if not isinstance(plan, WgmmaForwardPlan):
         return Prepared(pointers, scratch, _launches(plan, device_id, params, pointers))
+    if plan.suspects:
+        pointers = FORWARD_POINTERS
+        scratch[SUSPECTS] = plan.suspects + COUNTER_BYTES * problem.varlen, "uint8"
+        params["scores"]["map_cols"] = plan.suspects // WARPGROUP_WARPS
     own, moved, tables = wgmma_arguments(problem, layout, plan, params, device_id)
     launches = _launches(plan, device_id, own, pointers, moved, tables)
-    if plan.config.bias:
+    if plan.suspects:
         again = plan_mma.after_wgmma(_plan_mma(problem, device, layout))
-        scratch[SUSPECTS] = plan.suspects, "uint8"
-        params["scores"]["map_cols"] = plan.suspects // WARPGROUP_WARPS
         launches += _launches(again, device_id, params, pointers)
-    return Prepared(pointers, scratch, launches)
+    return Prepared(pointers, scratch, launches, (SUSPECTS,) if problem.varlen else ())
 
 
 def _plan_mma(problem: Problem, device: Device, layout: ForwardLayout) -> MmaForwardPlan:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from cupyflash._cuda.arguments import Strides
 from cupyflash._cuda.config_wgmma import WGMMA_FORWARD_PARAMS
 from cupyflash._cuda.device_table import DeviceTable
 from cupyflash._cuda.launch import Moved
@@ -41,14 +42,16 @@ def wgmma_arguments(
     params: npt.NDArray[Any] = np.zeros((), WGMMA_FORWARD_PARAMS)
     for name in common.dtype.names or ():
         params[name] = common[name]
-    begin, end = seen_keys(problem)
+    begin, end = (0, problem.seqlen_k) if problem.varlen else seen_keys(problem)
     if begin >= end:  # no key is seen: one is described, and none read
         begin, end = 0, 1
     params["first_key"] = begin
     scale = problem.softmax_scale if config.raw_scores else 1.0
     params["exponent_factor"] = scale * _LOG2_E
-    tile, blocks = (config.block_m, config.block_n), plan.launch.blocks
-    tables = {"places": order_table(tile_places, problem, *tile, blocks, device_id)}
+    tables = {}
+    if not problem.varlen:  # else blocks find their tiles by themselves
+        tile, blocks = (config.block_m, config.block_n), plan.launch.blocks
+        tables["places"] = order_table(tile_places, problem, *tile, blocks, device_id)
 
     of_queries = 0, problem.seqlen_q, problem.num_heads
     of_keys = begin, end, problem.num_heads_kv
@@ -61,7 +64,7 @@ def wgmma_arguments(
     if config.staged:  # else nothing is written through a map
         mapped.append(("out", problem.output_dtype, (*of_queries, dim_v, WARP_ROWS)))
     operands = [
-        MappedOperand(name, dtype, getattr(layout, name), problem.batch, *shape)
+        MappedOperand(name, dtype, *_entries(getattr(layout, name), problem), *shape)
         for name, dtype, shape in mapped
     ]
     bias = layout.optional.bias
@@ -72,3 +75,8 @@ def wgmma_arguments(
         strides = by_batch, by_row, by_head
         operands.append(MappedOperand("bias", config.bias_dtype, strides, *shape))
     return params, write_maps(params, operands), tables
+
+
+def _entries(strides: Strides, problem: Problem) -> tuple[Strides, int]:
+    """Return strides of ``(b, s, h, d)``, and b: all varlen entries are one sequence there."""
+    return ((0, *strides), 1) if problem.varlen else (strides, problem.batch)

@@ -46,6 +46,7 @@ from cupyflash.tiling import Tiling
 
 __all__ = [
     "BACKWARD_FEATURES",
+    "COUNTER_BYTES",
     "LAST_CAPABILITY",
     "LEAST_CAPABILITY",
     "SUPPORTED_DTYPES",
@@ -56,21 +57,24 @@ __all__ = [
     "plan_backward",
     "plan_forward",
     "unreadable",
+    "yields",
 ]
 
 SUPPORTED_DTYPES = frozenset({"float16", "bfloat16", "float8_e4m3fn"})
 SUPPORTED_FEATURES = frozenset({"causal", "window", "softcap", "sinks"})
-WIDE_FEATURES = SUPPORTED_FEATURES | {"alibi_slopes", "bias"}  # of 16-bit calls
+WIDE_FEATURES = SUPPORTED_FEATURES | {"alibi_slopes", "bias", "varlen"}  # of 16-bit calls
 BACKWARD_FEATURES = SUPPORTED_FEATURES
 LEAST_CAPABILITY = LAST_CAPABILITY = (9, 0)
 
-SUSPECTS = "visibility"  # the pointer to what warps say, with a bias: attention/suspects.cuh
+SUSPECTS = "visibility"  # the pointer to what warps say: attention/suspects.cuh
+COUNTER_BYTES = 4  # behind that, of varlen query tiles: forward/dealt_tiles_wgmma.cuh
 
+_LEAST_MEAN_LENGTH = 512  # of varlen entries
 _BIAS_DTYPES = ("float16", "bfloat16")
 _BIAS_BYTES = 2  # of an element
-# Times the fewest: beyond, a tile with less waste is faster. FP8's tiles of three warpgroups are so
-# far ahead that they are faster with six for 1024 rows too.
-_MOST_ROWS, _MOST_FLOAT8_ROWS = 1.04, 1.125
+# Times the fewest: beyond, a tile with less waste is faster. FP8's three warpgroups whose products
+# are apart are so far ahead that six tiles for 1024 rows are faster still.
+_MOST_ROWS, _MOST_ROWS_APART = 1.04, 1.125
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class WgmmaForwardPlan:
     @property
     def suspects(self) -> int:
         """Bytes in which warps say whether they have met NaN; another kernel follows then."""
+        if not self.config.meets_others:
+            return 0
         return self.launch.blocks * (self.launch.threads // WARP_THREADS - WARPGROUP_WARPS)
 
     @cached_property
@@ -143,8 +149,8 @@ def plan_forward(
     has_bias = "bias" in problem.extras
     tile = replace(tile, bias_stages=max(1, tile.bias_stages) if has_bias else 0)
     store_width = access_width(store_bytes, ITEMSIZE[problem.output_dtype], problem.head_dim_v)
-    if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES:
-        tile = replace(tile, staged=0)  # the copy engine would not write such rows
+    if store_width * ITEMSIZE[problem.output_dtype] < VECTOR_BYTES or problem.varlen:
+        tile = replace(tile, staged=0)  # the copy engine would not write such rows, or too many
     head_dims = bucket(problem.head_dim), bucket_v(problem.head_dim_v)
     shared_memory = tile.shared_memory(*head_dims)
     complaint = tile.complaint(*head_dims)
@@ -186,6 +192,7 @@ def plan_forward(
         bias=has_bias,
         bias_dtype=problem.bias_dtype or "float32",
         bias_stages=tile.bias_stages,
+        varlen=problem.varlen,
     )
     query_tiles = row_tiles(problem, problem.seqlen_q, tile.block_m) * problem.num_heads
     kernel_launch("all query tiles", query_tiles, tile.threads)  # they are numbered by an int
@@ -197,6 +204,11 @@ def plan_forward(
     )
     shown = Tiling(tile.block_m, tile.block_n, tile.stages, tile.warps)
     return WgmmaForwardPlan("wgmma", shown, config, launch)
+
+
+def yields(problem: Problem) -> bool:
+    """Whether mma, whose tiles are smaller, is faster: with short varlen entries."""
+    return problem.varlen and min(_mean_lengths(problem)) < _LEAST_MEAN_LENGTH
 
 
 def unreadable(problem: Problem, operands: Operands) -> str | None:
@@ -212,6 +224,8 @@ def unreadable(problem: Problem, operands: Operands) -> str | None:
         )
     if problem.is_empty:
         return None  # nothing is read
+    if operands.bias is not None and problem.varlen:
+        return "varlen entries of a bias in its copy engine (engine=None takes another one)"
     for name, array in (("q", operands.query), ("k", operands.key), ("v", operands.value)):
         reason = _unreadable(array)
         if reason is not None:
@@ -292,11 +306,11 @@ def _given(tiling: Tiling | WgmmaTile, table: tuple[WgmmaTile, ...], problem: Pr
 def _too_few_keys(tile: WgmmaTile, problem: Problem) -> str | None:
     """Say that a query tile sees fewer keys than a key tile, which then holds others' too.
 
-    Not where the sequence ends on both sides of it, nor with a bias: see `first_key` in
+    Not where the sequence ends on both sides of it, nor with a bias or varlen: see `first_key` in
     kernels/forward/walk_wgmma.cuh.
     """
     left, right = problem.window_left, problem.window_right
-    if left is None or right is None or "bias" in problem.extras:
+    if left is None or right is None or problem.varlen or "bias" in problem.extras:
         return None
     seen = tile.block_m + left + right
     if problem.seqlen_q <= tile.block_m or seen >= tile.block_n:
@@ -315,7 +329,14 @@ def _table(problem: Problem) -> tuple[WgmmaTile, ...]:
 
 
 def _for_length(table: tuple[WgmmaTile, ...], problem: Problem) -> tuple[WgmmaTile, ...]:
-    return tuple(tile for tile in table if problem.seqlen_k >= tile.least_keys)
+    _, keys = _mean_lengths(problem)
+    return tuple(tile for tile in table if keys >= tile.least_keys)
+
+
+def _mean_lengths(problem: Problem) -> tuple[int, int]:
+    """Return those of a sequence; only the device knows how long varlen entries are."""
+    entries = max(1, problem.batch) if problem.varlen else 1
+    return -(-problem.seqlen_q // entries), -(-problem.seqlen_k // entries)
 
 
 def _fitting(tiles: Iterable[WgmmaTile], problem: Problem) -> tuple[WgmmaTile, ...]:
@@ -327,6 +348,11 @@ def _fitting(tiles: Iterable[WgmmaTile], problem: Problem) -> tuple[WgmmaTile, .
 def _choose(problem: Problem, table: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """Return the first tile that computes few more rows than exist, or the one with the fewest."""
     table = _fitting(_for_length(table, problem), problem) or table
-    rows = {tile: -(-problem.seqlen_q // tile.block_m) * tile.block_m for tile in table}
-    most = (_MOST_FLOAT8_ROWS if problem.is_float8 else _MOST_ROWS) * min(rows.values())
-    return next(tile for tile in table if rows[tile] <= most)
+    length, _ = _mean_lengths(problem)
+    rows = {tile: -(-length // tile.block_m) * tile.block_m for tile in table}
+    least = min(rows.values())
+
+    def wastes_little(tile: WgmmaTile) -> bool:
+        return rows[tile] <= least * (_MOST_ROWS_APART if tile.apart else _MOST_ROWS)
+
+    return next(filter(wastes_little, table))

@@ -232,7 +232,8 @@ _FLOAT8_APART = WgmmaTile(
     192, 128, 2, True, staged=64, itemsize=1, sums_by_tile=True, joined=False, apart=True,
     least_keys=512,
 )  # fmt: skip
-# The wider a step, the fewer waits for products. From 128 dims on its scores find no registers.
+# The wider a step, the fewer waits for products. With more dims registers are short: at once, or
+# with softcap.
 _FLOAT8_APART_LONG = replace(_FLOAT8_APART, block_n=192, query_in_registers=False, least_keys=1536)
 _FLOAT8_NARROW = (
     _FLOAT8_APART_LONG,
@@ -255,7 +256,7 @@ _FLOAT8_WIDEST = replace(_FLOAT8_WIDE, block_n=96)
 # as the output, for which wide heads have no room.
 FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     **dict.fromkeys((32, 64), _FLOAT8_NARROW),
-    96: (_FLOAT8_APART_LONG, *_FLOAT8_MEDIUM[::2]),
+    96: _FLOAT8_MEDIUM[::2],
     128: _FLOAT8_MEDIUM,
     **dict.fromkeys((160, 192), (_FLOAT8_WIDE,)),
     **dict.fromkeys(
@@ -263,7 +264,8 @@ FLOAT8_TILES: dict[int, tuple[WgmmaTile, ...]] = {
         (replace(_FLOAT8_WIDEST, least_keys=8192), replace(_FLOAT8_WIDEST, turns=True)),
     ),
 }
-# The same with a band: none waits for others that have more key tiles.
+# The same with a band, where that is faster: without turns none waits for others that have more key
+# tiles.
 FLOAT8_BANDED_TILES: dict[int, tuple[WgmmaTile, ...]] = {
     128: (
         replace(_FLOAT8_MEDIUM[0], least_keys=2048),

@@ -32,10 +32,13 @@ struct WgmmaForwardConfig {
   bool bias;
   DataType bias_dtype;  // of two bytes, if there is one
   int bias_stages;      // bias tiles in shared memory
+  bool varlen;          // entries follow each other; only the device knows where they start
 
   // What this engine leaves to others.
   static constexpr bool score_mod = false;
 
+  /// Whether key tiles may hold NaN that nobody sees: what a bias hides, or another entry's.
+  __device__ constexpr bool meets_others() const { return bias || varlen; }
   /// Whether scores may be of any size: as in MmaForwardConfig, as is folded_cap.
   __device__ constexpr bool unbounded() const { return bias; }
   __device__ constexpr bool folded_cap() const { return false; }

@@ -98,12 +98,6 @@ struct WgmmaSoftmax {
     return exp2_hardware(unbounded ? (before - after) * factor : before - after);
   }
 
-  /// Whether a score that the lane has seen was NaN, or +inf.
-  __device__ bool met_nan() const {
-    const float sum = row_sum[0] + row_sum[1];
-    return sum != sum;
-  }
-
   /// Turns scores, whose `maxima` are known, into probabilities. If true, alike in all lanes,
   /// earlier sums are to be multiplied by `correction`.
   template <int n_tiles>

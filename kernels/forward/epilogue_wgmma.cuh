@@ -3,6 +3,7 @@
 
 #include "attention/config_wgmma.cuh"
 #include "attention/descale.cuh"
+#include "attention/key_range.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/params_wgmma.cuh"
 #include "attention/sequence.cuh"
@@ -18,14 +19,27 @@ __device__ Suspects suspects_of(const ForwardParams& params, int warp_row) {
   return {params, warp_row / 16, 4 * config.consumers()};
 }
 
-/// NaN stays NaN in a sum. Without one there may be opposite infinities, which are rare enough.
-template <int n_tiles>
-__device__ bool met_nan(const MmaFragment<1, n_tiles>& sums) {
+/// Whether key tiles of a query tile may hold what no row of it sees: always with a bias. Varlen:
+/// those that are wider than what it sees.
+template <WgmmaForwardConfig config>
+__device__ bool meets_others(const ForwardParams& params, const TileIndex& tile) {
+  if (!config.varlen) return true;
+  const Band band = visible_band<config.window>(params.attention, tile.sequence);
+  const Range seen = band.seen_by_any({tile.first_row, tile.first_row + config.block_m});
+  return seen.end - seen.begin < config.block_n;
+}
+
+/// NaN in rows that exist. It stays NaN in a sum; without one there may be opposite infinities,
+/// which are rare enough.
+template <int n_tiles, class Softmax>
+__device__ bool met_nan(const Softmax& softmax, const MmaFragment<1, n_tiles>& sums, int rows) {
   float total = 0.0f;
 #pragma unroll
-  for (int j = 0; j < n_tiles; ++j) {
+  for (int r = 0; r < 2; ++r) {
+    if (MmaLane::row() + 8 * r >= rows) continue;
+    total += softmax.row_sum[r];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) total += sums.at[0][j][e];
+    for (int j = 0; j < n_tiles; ++j) total += sums.at[0][j][2 * r] + sums.at[0][j][2 * r + 1];
   }
   return total != total;
 }
@@ -46,8 +60,10 @@ __device__ void write_forward_wgmma(
   const float unit = softmax.factor * 0.6931471805599453f;
   const float sink = config.sinks ? params.sinks[tile.head * params.attention.sinks_stride] : 0.0f;
 
-  if constexpr (config.bias) {
-    suspects_of<config>(params, warp_row).add(softmax.met_nan() || met_nan(sums));
+  if constexpr (config.meets_others()) {
+    const int rows = sequence.seqlen_q - tile.first_row - warp_row;
+    suspects_of<config>(params, warp_row)
+        .add(meets_others<config>(params, tile) && met_nan(softmax, sums, rows));
   }
 
   float factor[2], maxima[2], totals[2];

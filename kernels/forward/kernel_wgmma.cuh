@@ -19,6 +19,9 @@ __device__ void forward_wgmma(const WgmmaForwardParams& params) {
   if (warpgroup == 0) {
     release_registers<Shares::producer>();
     if (threadIdx.x == 0) ForwardProducer<config>{params, pipeline}.run();
+    if constexpr (config.varlen) {
+      if (threadIdx.x == 32) TileDealer<config>(params, pipeline).run();
+    }
     if constexpr (is_float8(config.dtype)) {
       if (warp_index() > 0) ForwardTransposer<config>{params, pipeline, warp_index() - 1}.run();
     }

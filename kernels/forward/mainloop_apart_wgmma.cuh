@@ -4,8 +4,8 @@
 //   group 1    | issue, wait | exp S1(n), round P1 | issue, wait | add to O1           | issue   |
 //
 // Scores and a tile's own sums are then never alive together, and take the same registers, so that
-// three groups fit that overlap one another instead. A turn to form scores lasts until these are
-// there: two groups at once would both wait for twice as long.
+// three groups fit that overlap one another instead. With `turns`, one to form scores lasts until
+// these are there: two groups at once would both wait for twice as long.
 #pragma once
 
 #include "forward/mainloop_wgmma.cuh"

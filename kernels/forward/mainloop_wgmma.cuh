@@ -58,9 +58,9 @@ struct ForwardConsumer {
 
   __device__ void run() const {
     const int first_row = group * Shape::warpgroup_rows;
-    Walk walk(params, {first_row, first_row + Shape::warpgroup_rows});
+    Walk walk(params, pipeline, {first_row, first_row + Shape::warpgroup_rows});
     bool more = walk.next_query_tile();
-    if constexpr (config.bias) suspects_of<config>(params.common, warp_row).clear();
+    if constexpr (config.meets_others()) suspects_of<config>(params.common, warp_row).clear();
     if (more && group == config.consumers() - 1) pass_turn();
     State state(params.exponent_factor);
     while (more) {

@@ -56,6 +56,7 @@ struct ForwardPipeline {
   using QueryPosition = RingPosition<config.query_tiles>;
   using BiasPosition =
       typename Either<config.bias, RingPosition<config.bias_stages>, Nothing>::Type;
+  using DealtPosition = RingPosition<2>;
   static constexpr int consumer_warps = 4 * config.consumers();
   static constexpr int transposing_warps = 3;
 
@@ -121,6 +122,13 @@ struct ForwardPipeline {
   __device__ AsyncBarrier bias_full(BiasPosition at) const { return barrier(6, at.stage); }
   __device__ AsyncBarrier bias_empty(BiasPosition at) const { return barrier(7, at.stage); }
 
+  // Nor with either of these varlen, whose query tiles are passed on.
+  static_assert(!config.varlen || !(config.bias || Shape::transposes));
+  __device__ AsyncBarrier dealt_full(DealtPosition at) const { return barrier(6, at.stage); }
+  __device__ AsyncBarrier dealt_empty(DealtPosition at) const { return barrier(7, at.stage); }
+  /// 16 bytes, behind the barriers that there are.
+  __device__ unsigned dealt(DealtPosition at) const { return barrier(6, 2 + 2 * at.stage).address; }
+
   /// By all threads of the block.
   __device__ void initialise() const {
     if (threadIdx.x == 0) {
@@ -139,6 +147,11 @@ struct ForwardPipeline {
           landed_full(at).initialise(1);
           landed_empty(at).initialise(transposing_warps);
         }
+      }
+      for (int stage = 0; config.varlen && stage < 2; ++stage) {
+        const DealtPosition at = {stage};
+        dealt_full(at).initialise(1);
+        dealt_empty(at).initialise(consumer_warps + 1);  // and the producer
       }
       for (int stage = 0; stage < config.bias_stages; ++stage) {
         if constexpr (config.bias) {

@@ -22,7 +22,7 @@ struct ForwardProducer {
     prefetch_map(params.key_map);
     prefetch_map(params.value_map);
     if constexpr (config.bias) prefetch_map(params.bias_map);
-    ForwardWalk<config> walk(params, {0, config.block_m});
+    ForwardWalk<config> walk(params, pipeline, {0, config.block_m}, true);
     if (!walk.next_query_tile()) return;
     Position key_at, value_at;
     typename Pipeline::QueryPosition query_at;
@@ -42,14 +42,18 @@ struct ForwardProducer {
   }
 
  private:
+  /// In maps, of which varlen's have none.
+  __device__ static int batch_of(const ForwardWalk<config>& walk) {
+    return config.varlen ? 0 : walk.tile.sequence.batch;
+  }
+
   struct Keys {
     int row, head, batch;
   };
 
   __device__ Keys load_key(const ForwardWalk<config>& walk, Position& at) const {
-    const Keys keys = {walk.first_key() - params.first_key,
-                       walk.tile.head / params.common.attention.group_size,
-                       walk.tile.sequence.batch};
+    const Keys keys = {walk.tile.sequence.first_key + walk.first_key() - params.first_key,
+                       walk.tile.head / params.common.attention.group_size, batch_of(walk)};
     pipeline.key_empty(at).wait(at.round ^ 1);
     pipeline.key(at).load(params.key_map, keys.row, keys.head, keys.batch, pipeline.key_full(at));
     at.advance();
@@ -66,8 +70,8 @@ struct ForwardProducer {
   __device__ void load_query(const ForwardWalk<config>& walk,
                              typename Pipeline::QueryPosition& at) const {
     pipeline.query_empty(at).wait(at.round ^ 1);
-    pipeline.query(at).load(params.query_map, walk.tile.first_row, walk.tile.head,
-                            walk.tile.sequence.batch, pipeline.query_full(at));
+    pipeline.query(at).load(params.query_map, walk.tile.sequence.first_query + walk.tile.first_row,
+                            walk.tile.head, batch_of(walk), pipeline.query_full(at));
     at.advance();
   }
 

@@ -17,7 +17,7 @@ struct ForwardTransposer {
   int warp;  // 0 ... Pipeline::transposing_warps - 1
 
   __device__ void run() const {
-    ForwardWalk<config> walk(params, {0, config.block_m});
+    ForwardWalk<config> walk(params, pipeline, {0, config.block_m});
     typename Pipeline::Position at;
     for (bool more = walk.next_query_tile(); more; more = walk.advance()) {
       pipeline.landed_full(at).wait(at.round);

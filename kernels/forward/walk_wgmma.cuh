@@ -3,7 +3,7 @@
 
 #include "attention/config_wgmma.cuh"
 #include "attention/key_range.cuh"
-#include "attention/params_wgmma.cuh"
+#include "forward/dealt_tiles_wgmma.cuh"
 
 namespace cupyflash {
 
@@ -12,8 +12,9 @@ namespace cupyflash {
 template <WgmmaForwardConfig config>
 struct ForwardWalk {
   const WgmmaForwardParams& params;
-  Range rows;      // of query tiles, whose keys matter
-  int place;       // of the next query tile; -1: there is none
+  Range rows;  // of query tiles, whose keys matter
+  int place;   // of the next query tile; -1: there is none. Varlen: they are dealt
+  typename Either<config.varlen, DealtTiles<config>, NothingDealt<config>>::Type dealt;
   TileIndex tile;  // the query tile
   Band band;       // of its sequence
   Range unmasked;  // keys that all of `rows` see
@@ -22,8 +23,9 @@ struct ForwardWalk {
   Range own;      // those of `rows`, never empty either
   int n;          // the key tile
 
-  __device__ ForwardWalk(const WgmmaForwardParams& params, Range rows)
-      : params(params), rows(rows), place(blockIdx.x) {}
+  __device__ ForwardWalk(const WgmmaForwardParams& params, const ForwardPipeline<config>& pipeline,
+                         Range rows, bool alone = false)
+      : params(params), rows(rows), place(blockIdx.x), dealt(pipeline, alone) {}
 
   __device__ bool first() const { return n == own.end - 1; }
   /// Key tiles of the query tile that come before those of `rows`, and after them.
@@ -32,16 +34,17 @@ struct ForwardWalk {
 
   /// Key tiles lie at multiples of their size, but for those at either end of what the query tile
   /// sees: these are moved inwards, as others may see NaN beyond, and 0 * NaN is NaN. Query tiles
-  /// see no fewer keys than such a tile has, if they have as many rows. Not so with a bias, whose
-  /// boxes begin at multiples of 16 bytes: NaN makes the call be done again (suspects.cuh).
+  /// see no fewer keys than such a tile has, if they have as many rows. Varlen entries may have
+  /// fewer; and the boxes of a bias begin at multiples of 16 bytes, so that nothing is moved: NaN
+  /// then makes the call be done again (suspects.cuh).
   __device__ int first_key() const {
     int key = n * config.block_n;
-    if constexpr (config.window && !config.bias) {
+    if constexpr ((config.window || config.varlen) && !config.bias) {
       const Range seen = seen_by_tile();
       if (seen.begin >= seen.end) return key;
-      // What lies outside the maps is 0 anyway.
-      if (seen.end < band.cols) key = minimum(key, seen.end - config.block_n);
-      if (seen.begin > params.first_key) key = maximum(key, seen.begin);
+      // What lies outside the maps is 0 anyway; outside varlen entries others begin.
+      if (config.varlen || seen.end < band.cols) key = minimum(key, seen.end - config.block_n);
+      if (config.varlen || seen.begin > params.first_key) key = maximum(key, seen.begin);
     }
     return key;
   }
@@ -50,7 +53,7 @@ struct ForwardWalk {
     return !unmasked.covers({n * config.block_n, (n + 1) * config.block_n});
   }
   __device__ bool left_edge() const {
-    return config.window &&
+    return (config.window || config.varlen) &&
            (n * config.block_n < unmasked.begin || first_key() < n * config.block_n);
   }
   /// The band of the keys that belong to the key tile, counted from the first of these: what else
@@ -71,12 +74,18 @@ struct ForwardWalk {
 
   __device__ bool next_query_tile() {
     const Attention& attention = params.common.attention;
-    if (place < 0) return false;
-    const QueryTilePlace found = params.places[place];
-    if (found.first_row < 0) return false;
-    place = found.next;
-    const Sequence sequence = {found.batch, 0, 0, attention.seqlen_q, attention.seqlen_k};
-    tile = {sequence, found.head, found.first_row};
+    if constexpr (config.varlen) {
+      const QueryTilePlace found = dealt.take();
+      if (found.first_row < 0) return false;
+      tile = {varlen_entry(found.batch), found.head, found.first_row};
+    } else {
+      if (place < 0) return false;
+      const QueryTilePlace found = params.places[place];
+      if (found.first_row < 0) return false;
+      place = found.next;
+      const Sequence sequence = {found.batch, 0, 0, attention.seqlen_q, attention.seqlen_k};
+      tile = {sequence, found.head, found.first_row};
+    }
     band = visible_band<config.window>(attention, tile.sequence);
     const Range given = {tile.first_row + rows.begin, tile.first_row + rows.end};
     unmasked = band.seen_by_all(given);
@@ -95,6 +104,14 @@ struct ForwardWalk {
   }
 
  private:
+  __device__ Sequence varlen_entry(int entry) const {
+    const ForwardParams& common = params.common;
+    Sequence sequence =
+        varlen_sequence(common.cu_seqlens_q, common.cu_seqlens_k, common.attention, entry);
+    if (entry == common.attention.batch) sequence.hide_others(false);
+    return sequence;
+  }
+
   __device__ Range seen_by_tile() const {
     return band.seen_by_any({tile.first_row, tile.first_row + config.block_m});
   }

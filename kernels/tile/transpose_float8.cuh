@@ -9,7 +9,8 @@ namespace cupyflash {
 
 /// Writes `source` (keys x dims, bytes) to `target` (dims x keys) by warps `warp`, `warp` +
 /// `warps`, ... of the block's; each moves 16 dims of all keys at a time, 32 keys by an
-/// instruction. All of these are read before the first is written: none waits for another's way.
+/// instruction. These are read before the first is written, as far as there are registers: none
+/// waits for another's way.
 ///
 /// Keys take the places in which Float8Operand leaves probabilities: of 16 keys, place 4 t + i is
 /// key 2 t + i % 2 + 8 (i / 2). A transposing ldmatrix gives lane (g, t) dims 2 g and 2 g + 1 of
@@ -20,7 +21,7 @@ template <int warps, class Source, class Target>
 __device__ inline void transpose_float8(const Source& source, const Target& target, int warp) {
   static_assert(Source::rows % 32 == 0 && Target::rows % 16 == 0);
   constexpr int key_groups = Source::rows / 32;
-  constexpr int together = key_groups % 4 == 0 ? 4 : 3;  // more than four would need memory
+  constexpr int together = key_groups % 4 == 0 ? 4 : 3;  // six would be spilled
   static_assert(key_groups % together == 0);
   const int lane = threadIdx.x & 31;
   const bool swapped = lane >> 4;  // of lane (g, t): g >= 4

@@ -104,6 +104,13 @@ def test_every_feature(head_dim: int, spilled: int) -> None:
     check(plan_forward(problem, HOPPER, None, 16, 2), spilled)
 
 
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_varlen(case: int) -> None:
+    head_dim, causal = CASES[case]
+    packed = replace(problem_of(head_dim, causal, varlen=True), seqlen_q=9999, seqlen_k=9999)
+    check(plan_forward(packed, HOPPER), 128)  # what the thread that loads keeps, in 24 registers
+
+
 def with_bias(head_dim: int, causal: bool, *extras: str, **options: object) -> Problem:
     options |= {"extras": frozenset({"bias", *extras}), "bias_shape": (2, 4, 999, 999)}
     bias_dtype = "bfloat16" if causal else "float16"

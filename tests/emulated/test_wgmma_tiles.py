@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cupyflash._cuda import forward, plan_wgmma
-from cupyflash._cuda.tiles_wgmma import FLOAT8_TILES, WgmmaTile
+from cupyflash._cuda.plan_wgmma import COUNTER_BYTES
+from cupyflash._cuda.tiles_wgmma import FLOAT8_BANDED_TILES, FLOAT8_TILES, WgmmaTile
 from tests.cases import Shape
 from tests.cuda.test_wgmma_scores import bias_of, suspects_of
 from tests.harness import call, check, draw
@@ -172,7 +173,9 @@ APART_CASES = {
     "narrow out": ((128, 48), 128, {"window": (90, 0)}),
     "wide steps": ((64, 64), 192, {}),
     "wide steps, causal": ((64, 48), 192, {"causal": True}),
-    "wide steps, window": ((96, 96), 192, {"window": (150, 40)}),
+    "wide steps, window": ((32, 64), 192, {"window": (150, 40)}),
+    "wide steps, softcap": ((64, 64), 192, {"softcap": 3.0, "window": (0, 0)}),
+    "without turns": ((128, 128), 128, {"causal": True}),
 }
 
 
@@ -181,8 +184,13 @@ def test_products_apart(engine, rng, monkeypatch, case):
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
     dims, keys, options = APART_CASES[case]
-    tiles = FLOAT8_TILES[dims[0]]
-    (tile,) = (tile for tile in tiles if tile.apart and tile.block_n == keys)
+    turns = case != "without turns"
+    tables = FLOAT8_TILES if turns else FLOAT8_BANDED_TILES
+    (tile,) = (
+        tile
+        for tile in tables[dims[0]]
+        if (tile.apart, tile.block_n, tile.turns) == (True, keys, turns)
+    )
     lengths = LENGTHS[int(rng.integers(len(LENGTHS)))]
     float8, real = draw_float8(rng, Shape(2, *lengths, 4, 2, *dims), ["gqa"], "bshd")
     with chosen(monkeypatch, tile):
@@ -244,3 +252,52 @@ def test_probabilities_leave_room_for_large_values(engine, rng, monkeypatch):
         out = call(engine, *(x.astype(ml_dtypes.bfloat16) for x in (q, k, v))).out
     right = v[:, :256].mean(1)
     assert np.abs(out.astype(np.float64)[:, 0] / right - 1).max() < 0.01
+
+
+# Queries and keys of entries: none, fewer than a tile has, more.
+ENTRIES = np.array([[0, 40], [150, 400], [64, 130], [300, 0], [1, 260], [210, 210]])
+VARLEN_OPTIONS = (
+    {},
+    {"causal": True},
+    {"causal": "top-left"},
+    {"window": (70, 30)},
+    {"window": (5, 0), "softcap": 2.0},
+    {"causal": True, "sinks": np.linspace(-1, 2, 4, dtype=np.float32)},
+    {"alibi_slopes": np.linspace(0, 0.2, 4, dtype=np.float32)},
+)
+
+
+@pytest.mark.parametrize("options", VARLEN_OPTIONS, ids=str)
+def test_varlen_tiles(engine, rng, options):
+    """Entries end within tiles, and begin where copies of boxes may begin anywhere."""
+    if engine != "wgmma":
+        pytest.skip("other engines have other tiles")
+    lengths, dims = rng.permutation(ENTRIES), rng.choice([(64, 64), (128, 72), (192, 256)])
+    total_q, total_k = lengths.sum(0) + 9  # tokens past the last entry
+    arguments = draw(rng, Shape(1, total_q, total_k, 4, 2, *map(int, dims)), "bfloat16", ["gqa"])
+    packed = {name: arguments[name][0] for name in "qkv"}
+    ends = np.cumsum(lengths, axis=0, dtype=np.int32)
+    packed["cu_seqlens"] = tuple(np.concatenate([[0], each]).astype(np.int32) for each in ends.T)
+    for name in "qkv":
+        packed[name][-9:] = np.nan
+    result = call(engine, **packed, **options)
+    assert not result.out[-9:].astype(np.float32).any()
+    check(engine, **packed, **options)
+
+
+@pytest.mark.parametrize(("last", "again"), [(260, False), (100, True)])
+def test_varlen_calls_that_are_done_again(engine, rng, monkeypatch, last, again):
+    """Those with NaN behind an entry that is shorter than a key tile; the result is right."""
+    if engine != "wgmma":
+        pytest.skip("other engines do nothing again")
+    lengths = np.array([300, last])
+    arguments = draw(
+        rng, Shape(1, lengths.sum() + 30, lengths.sum() + 30, 2, 1, 128, 128), "float16", ["gqa"]
+    )
+    packed = {name: arguments[name][0] for name in "qkv"}
+    packed["cu_seqlens"] = (np.array([0, *lengths.cumsum()], np.int32),) * 2
+    for each in (packed["q"], packed["k"], packed["v"]):
+        each[-30:] = np.nan
+    said = suspects_of(monkeypatch)
+    check(engine, **packed, causal=True)
+    assert said[0][:-COUNTER_BYTES].view(np.ndarray).any() == again

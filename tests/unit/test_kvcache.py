@@ -86,12 +86,12 @@ def test_matrix(engine, rng, case):
     check(engine, arguments, num_splits=splits)
 
 
-@pytest.mark.parametrize("page_size", [16, 24, 64])
-def test_a_long_context(engine, rng, page_size):
-    options = {"dtype": usual_dtype(engine), "heads": (2, 1), "batch": 2}
-    arguments = draw(rng, seqlen_k=20_000, new=1, page_size=page_size, **options)
+@pytest.mark.parametrize(("page_size", "head_dim"), [(16, 128), (24, 32), (64, 32)])
+def test_a_long_context(engine, rng, page_size, head_dim):
+    options = {"dtype": usual_dtype(engine), "heads": (2, 1), "batch": 2, "head_dim": head_dim}
+    arguments = draw(rng, seqlen_k=12_000, new=1, page_size=page_size, **options)
     check(engine, arguments)
-    check(engine, arguments, num_splits=3)
+    check(engine, arguments, num_splits=1)  # so many steps that the page table is asked again
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,7 +9,7 @@ import pytest
 
 import cupyflash
 from tests.cases import DTYPES, Shape, usual_dtype
-from tests.harness import call, check, compare, draw, expected, require, same_bits
+from tests.harness import DEPUTIES, call, check, compare, draw, expected, require, same_bits
 from tests.memory import to_engine, to_host
 from tests.tolerance import EPSILON, assert_agree, assert_close, assert_result
 
@@ -102,7 +102,12 @@ def test_what_an_entry_holds_does_not_reach_others(engine, rng, entry, name, val
         tokens = -1 if part in ("lse", "row_max", "row_sum") else 0
         others = np.r_[: bounds[entry], bounds[entry + 1] : getattr(clean, part).shape[tokens]]
         kept, expected = (np.take(getattr(x, part), others, tokens) for x in (result, clean))
-        assert same_bits(kept, expected), part
+        if engine in DEPUTIES:  # which may do such a call again
+            np.testing.assert_allclose(
+                *(np.float64(x) for x in (kept, expected)), rtol=0.02, atol=0.02, err_msg=part
+            )
+        else:
+            assert same_bits(kept, expected), part
 
 
 @pytest.mark.parametrize("seqlens", [(40, 40), (40, 70), (70, 40)])

@@ -16,7 +16,7 @@ from cupyflash._cuda import config_wgmma, forward, tensor_map
 from cupyflash._cuda.arguments import OptionalLayout
 from cupyflash._cuda.candidates import candidates
 from cupyflash._cuda.device import Device
-from cupyflash._cuda.engines import PLANNERS, backward_engine, lacks, runs_on
+from cupyflash._cuda.engines import PLANNERS, backward_engine, lacks, runs_on, yields
 from cupyflash._cuda.launch import Moved
 from cupyflash._cuda.operand_maps import is_mappable
 from cupyflash._cuda.order_table import order_table
@@ -226,7 +226,27 @@ def test_hopper_alone_runs_it() -> None:
     known = {arch: Device.known(arch) for arch in ("sm_75", "sm_80", "sm_90a", "sm_100", "sm_120")}
     assert [arch for arch, device in known.items() if runs_on("wgmma", device)] == ["sm_90a"]
     assert next(name for name in PLANNERS if not lacks(name, problem_of(), HOPPER)) == "wgmma"
-    assert lacks("wgmma", problem_of(varlen=True), HOPPER) == ["varlen"]
+    assert lacks("wgmma", problem_of(varlen=True), HOPPER) == []
+
+
+@pytest.mark.parametrize(("batch", "served"), [(1, True), (8, True), (9, False), (4000, False)])
+def test_short_varlen_entries_are_left_to_mma(batch: int, served: bool) -> None:
+    """Their mean counts, as the host knows no more."""
+    packed = problem_of(varlen=True, batch=batch, seqlen_q=4096, seqlen_k=8192)
+    assert yields("wgmma", packed) != served
+    assert not yields("wgmma", problem_of(seqlen_q=16, seqlen_k=16))
+    assert not yields("mma", packed)
+
+
+def test_varlen_plans() -> None:
+    """Lanes write out, as a box would overlap the next entry; tiles go by the mean length."""
+    packed = problem_of(128, 128, varlen=True, batch=4, seqlen_q=16384, seqlen_k=16384)
+    plan = plan_forward(packed, HOPPER)
+    assert plan.config.varlen and plan.config.staged == 0
+    assert plan.config.block_m == 192
+    assert plan_forward(replace(packed, batch=16), HOPPER).config.block_m == 128
+    assert plan.suspects == plan.launch.blocks * 12
+    assert plan_forward(problem_of(128, 128), HOPPER).suspects == 0
 
 
 # --- what the kernel is given -------------------------------------------------------------------
@@ -723,14 +743,15 @@ def test_float8_tiles_fit(head_dim: int) -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "length", "block_m", "block_n"),
-    [(64, 8192, 192, 192), (96, 1536, 192, 192), (64, 1535, 192, 128), (128, 8192, 192, 128),
-     (128, 1024, 192, 128), (64, 512, 192, 128), (128, 640, 128, 128), (128, 511, 128, 128)],
+    [(64, 8192, 192, 192), (96, 8192, 192, 128), (64, 1535, 192, 128), (128, 8192, 192, 128),
+     (128, 1024, 192, 128), (64, 512, 192, 128), (128, 640, 128, 128), (128, 511, 128, 128),
+     (64, 511, 128, 128)],
 )  # fmt: skip
 @pytest.mark.parametrize("right", [None, 0])
 def test_float8_tiles_by_length(
     head_dim: int, length: int, block_m: int, block_n: int, right: int | None
 ) -> None:
-    """Up to an eighth of the rows of three warpgroups may be wasted."""
+    """Up to an eighth of the rows may be wasted where products are apart."""
     problem = float8(d=head_dim, dv=head_dim, seqlen_q=length, seqlen_k=length, window_right=right)
     config = plan_forward(problem, HOPPER).config
     assert (config.block_m, config.block_n) == (block_m, block_n)
