@@ -127,7 +127,8 @@ def test_tile_table_of_a_bias(case: int) -> None:
         check(plan_forward(with_bias(head_dim, causal), HOPPER, tile), 4 if head_dim == 256 else 0)
 
 
-@pytest.mark.parametrize(("head_dim", "spilled"), [(64, 0), (128, 0), (256, 16)])
+# Bytes that are kept from one query tile to the next; NVRTC 13.5 has 4 at 256.
+@pytest.mark.parametrize(("head_dim", "spilled"), [(64, 0), (128, 16), (256, 48)])
 def test_a_bias_with_every_feature(head_dim: int, spilled: int) -> None:
     problem = with_bias(head_dim, True, "sinks", "alibi_slopes", softcap=3.0)
     check(plan_forward(problem, HOPPER), spilled)
