@@ -267,22 +267,26 @@ VARLEN_OPTIONS = (
 )
 
 
+def packed(rng, lengths, spare, heads, dims, dtype):
+    """Entries of these lengths (of queries and of keys), and `spare` tokens of NaN behind them."""
+    totals = lengths.sum(0) + spare
+    arguments = draw(rng, Shape(1, *totals, *heads, *dims), dtype, ["gqa"])
+    tokens = {name: arguments[name][0] for name in "qkv"}
+    for each in tokens.values():
+        each[-spare:] = np.nan
+    starts = np.concatenate([[[0, 0]], lengths.cumsum(0)]).astype(np.int32)
+    return tokens | {"cu_seqlens": tuple(np.ascontiguousarray(each) for each in starts.T)}
+
+
 @pytest.mark.parametrize("options", VARLEN_OPTIONS, ids=str)
 def test_varlen_tiles(engine, rng, options):
     """Entries end within tiles, and begin where copies of boxes may begin anywhere."""
     if engine != "wgmma":
         pytest.skip("other engines have other tiles")
-    lengths, dims = rng.permutation(ENTRIES), rng.choice([(64, 64), (128, 72), (192, 256)])
-    total_q, total_k = lengths.sum(0) + 9  # tokens past the last entry
-    arguments = draw(rng, Shape(1, total_q, total_k, 4, 2, *map(int, dims)), "bfloat16", ["gqa"])
-    packed = {name: arguments[name][0] for name in "qkv"}
-    ends = np.cumsum(lengths, axis=0, dtype=np.int32)
-    packed["cu_seqlens"] = tuple(np.concatenate([[0], each]).astype(np.int32) for each in ends.T)
-    for name in "qkv":
-        packed[name][-9:] = np.nan
-    result = call(engine, **packed, **options)
+    dims = [(64, 64), (128, 72), (192, 256)][rng.integers(3)]
+    arguments = packed(rng, rng.permutation(ENTRIES), 9, (4, 2), dims, "bfloat16")
+    result, _ = check(engine, **arguments, **options)
     assert not result.out[-9:].astype(np.float32).any()
-    check(engine, **packed, **options)
 
 
 @pytest.mark.parametrize(("last", "again"), [(260, False), (100, True)])
@@ -290,14 +294,8 @@ def test_varlen_calls_that_are_done_again(engine, rng, monkeypatch, last, again)
     """Those with NaN behind an entry that is shorter than a key tile; the result is right."""
     if engine != "wgmma":
         pytest.skip("other engines do nothing again")
-    lengths = np.array([300, last])
-    arguments = draw(
-        rng, Shape(1, lengths.sum() + 30, lengths.sum() + 30, 2, 1, 128, 128), "float16", ["gqa"]
-    )
-    packed = {name: arguments[name][0] for name in "qkv"}
-    packed["cu_seqlens"] = (np.array([0, *lengths.cumsum()], np.int32),) * 2
-    for each in (packed["q"], packed["k"], packed["v"]):
-        each[-30:] = np.nan
+    lengths = np.array([[300, 300], [last, last]])
+    arguments = packed(rng, lengths, 30, (2, 1), (128, 128), "float16")
     said = suspects_of(monkeypatch)
-    check(engine, **packed, causal=True)
+    check(engine, **arguments, causal=True)
     assert said[0][:-COUNTER_BYTES].view(np.ndarray).any() == again
